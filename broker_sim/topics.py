@@ -99,8 +99,8 @@ class TopicTable:
     def create_for_send(self, topic: str, default_topic: str, queue_nums: int) -> Topic | None:
         """Create a topic at its first message, with the permission of topic ``default_topic``.
 
-        It gets ``queue_nums`` queues, but at most as many as ``default_topic`` has. Return None if that topic
-        is missing or must not be inherited.
+        It gets ``queue_nums`` queues, but at most as many write queues as ``default_topic`` has, and cannot
+        itself be inherited. Return None if ``default_topic`` is missing or must not be inherited.
 
         Source: ``TopicConfigManager.createTopicInSendMessageMethod``.
         """

@@ -61,9 +61,10 @@ class Version:
     """Its changes: the one that opened it, then those that opened none."""
 
     def later_places(self, columns: Sequence[str]) -> Mapping[str, Order]:
-        """Return the places of the columns whose place is not ``at``, shortened by ``compressed``.
+        """Return the place of each of ``columns``, in the short form of ``effects.compressed``.
 
-        A column without a place has ``LOWEST``.
+        A column without a place has ``LOWEST``. A column whose place is ``at`` is left out, unless the short
+        form has to name it.
         """
         if len(self.places) == len(columns) and all(place == self.at for place in self.places.values()):
             return NONE_OLDER
@@ -210,7 +211,7 @@ class StoredVersion(NamedTuple):
     at: Order
     start: datetime | None
     places: Mapping[str, Order]
-    """Places of the columns whose place is not ``at``, as :meth:`Version.later_places` returns them."""
+    """Places of the columns, in the short form that :meth:`Version.later_places` returns."""
     ended_at: Order | None
     end: datetime | None
 

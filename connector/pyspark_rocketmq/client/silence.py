@@ -15,7 +15,7 @@ request's time-out."""
 
 
 class Sent(NamedTuple):
-    """The moment at which a request was sent."""
+    """The moment at which a request was sent, on the clock and among the connection's arrivals."""
 
     at_s: float
     """Monotonic seconds."""

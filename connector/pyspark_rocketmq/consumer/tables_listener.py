@@ -170,7 +170,8 @@ class TablesListener:
         if routed.route.merges:
             raise Unusable(
                 f"The source has truncated {routed.table}, but {routed.target} may have rows of other "
-                "tables. Delete those of this one there, and start the query with truncates='ignore'."
+                f"tables. Delete the rows of {routed.table} there, and start the query with "
+                "truncates='ignore'."
             )
 
 

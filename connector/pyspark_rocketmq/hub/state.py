@@ -498,8 +498,9 @@ class HubState:
     def task_begins(self, peer: Hashable, start: TaskBegins, now_s: float) -> list[Action]:
         """Answer a task that asks which of its queues to leave out.
 
-        The task must deliver nothing if its batch is over or ending, if the query ends, or if its ranges are
-        open and it is not the first attempt.
+        The task must deliver nothing if its batch is over or ending, if the query or its planner ends, if the
+        planner has been away for 15 s, if a later attempt has begun, or if its ranges are open and it is not
+        the first attempt.
         """
         stop = Send(peer, TaskMayBegin(start.task, left_out=_NOTHING, is_stopped=True))
         if start.batch_id != self._batch_id:

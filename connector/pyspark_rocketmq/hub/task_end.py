@@ -801,9 +801,10 @@ def ask_driver(
 def _registered(
     terms: ControlEndpoint, places: Mapping[MessageQueue, Place], open_for_s: float | None
 ) -> TaskControl | None:
-    """Register a task on a connection; return None without a connection.
+    """Register a task on a connection to its driver; return None if no connection can be made.
 
-    A connection may be lost just before the task's registration. Then another one is tried, at most twice.
+    If a connection is lost just before the task's registration, try another one. Return None if three
+    connections are lost in this way.
     """
     for _ in range(_CONNECTIONS):
         connection = _connected(terms) if open_for_s is None else _surely_connected(terms)

@@ -304,7 +304,7 @@ def load(name: str) -> object:
     """Import the module of ``module:name``, and return its attribute of that name.
 
     Raises:
-        OptionError: If ``name`` has another form, or the import fails.
+        OptionError: If ``name`` has another form, the import fails, or the module lacks the attribute.
     """
     module_name, _, attribute = name.partition(":")
     if not module_name or not attribute:

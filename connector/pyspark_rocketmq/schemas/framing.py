@@ -168,14 +168,20 @@ def _split_confluent_headers(body: bytes, properties: Mapping[str, str], body_fo
 
 
 def _header_bytes(text: str) -> bytes:
-    """Return the bytes of Confluent's header from a property: the text of a GUID, digits or base64."""
+    """Return Confluent's header as bytes, from the text of a property.
+
+    The text is a GUID, or has the header in hexadecimal digits or in base64. For a GUID, byte 01 is added.
+
+    Raises:
+        _Reason: If the text is none of these.
+    """
     try:
         guid = UUID(text) if len(text) == 36 else None
     except ValueError:
         guid = None
     if guid is not None:
         return b"\x01" + guid.bytes
-    # Hexadecimal digits begin with 00 or 01; base64 of the same bytes begins with AA or AQ.
+    # Hexadecimal digits begin with 00 or 01; base64 of the same bytes begins with A.
     if _HEX.fullmatch(text):
         return bytes.fromhex(text)
     try:

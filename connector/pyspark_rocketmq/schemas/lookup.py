@@ -245,7 +245,12 @@ class SchemaLookup:
             del self._missing[next(iter(self._missing))]
 
     def _ask_all(self, place: SchemaPath, deadline: Deadline) -> RegisteredSchema:
-        """Ask one server after the other; it is unknown if no server returns it, and one lacks it."""
+        """Ask one server after the other, and return the first schema.
+
+        Raises:
+            SchemaNotFound: If no server returns the schema, and at least one answers that it has none.
+            SchemaRegistryDown: If no server returns the schema; the error of the first one.
+        """
         problem: SchemaNotFound | SchemaRegistryDown | None = None
         for url in self._urls:
             timeout_s = min(self._request_timeout_s, deadline.remaining_s())

@@ -12,7 +12,9 @@ has such a queue refused by leaving it out of ``CommittingWriter.epochs``.
 Rule 3 (compare and set): a task begins at the watermarks that the table had when the batch began. If an
 earlier attempt of a task of the same batch has moved one since, the task begins there instead. It recognizes
 such a watermark by the batch's *mark*, a random text with which all stored ids of the batch's transactions
-begin. The task adds no row below these watermarks. If somebody else has moved one, its queue is refused.
+begin. The task adds no row below these watermarks. If somebody else has moved one, its queue is refused. So
+is a queue whose first commit in this task begins above the earlier attempt's watermark: the messages between
+them were not consumed.
 
 If a queue is refused, the task commits the other ones all the same. The driver finds the refused queue in the
 task's result, and drops that queue as if the sink had refused a commit of the driver.

@@ -119,7 +119,13 @@ class MicroBatchPlanner:
         """The offset written last, and its sequence number and ranges."""
 
     def initial(self) -> Offset:
-        """Return the offset before the first micro-batch; the same at each call."""
+        """Return the offset before the first micro-batch; the same at each call.
+
+        For a plain stream, wait up to ``retryTimeoutMs`` for brokers that do not answer.
+
+        Raises:
+            RocketMQError: If the cluster cannot be reached, or if such a broker stays away.
+        """
         if self._initial is None:
             self._initial = self._at_first_contact(self._first_offset)
         return self._initial
@@ -146,7 +152,10 @@ class MicroBatchPlanner:
     def prepare_available_now(self) -> None:
         """Fix the current ends of all queues as the end of this query.
 
-        Wait up to ``retryTimeoutMs`` for brokers that do not answer.
+        Wait up to ``retryTimeoutMs`` for brokers that do not answer and have no readable slave.
+
+        Raises:
+            RocketMQError: If the cluster cannot be reached, or if such a broker stays away.
         """
         bounds = self._whole_snapshot(can_read_slaves=True).with_slaves().bounds
         self._drain.begin(bounds)

@@ -258,7 +258,7 @@ class GroupProgress:
 
         Args:
             consumer_group: The name its progress is stored under.
-            client_id: This member.
+            client_id: This member's client id.
             store: Where the progress is.
             ownership: Which queues are this member's.
             starts: Finds where queues without progress begin.
@@ -549,7 +549,8 @@ class GroupProgress:
         A plan in Spark's log is run again after a restart. By then the queue may belong to another member,
         which would consume it at the same time. If the queue was claimed or reset meanwhile, the range's data
         must not reach the sink either: the watermark would pass messages that are read again from the new
-        position. The committed part of a range is not run again.
+        position. The committed part of a range is not run again. If the queue is suspended, the rest of a
+        range with an end is left to the next plan.
         """
         rows = self._run_by = self._read_store()
         kept = []
@@ -678,7 +679,8 @@ def _moves_on(consumer_group: str, queue: MessageQueue) -> BrokerOffsetUnavailab
 def _uncommitted(old: QueueRange, row: OffsetRow, now_s: float) -> list[QueueRange]:
     """Return the uncommitted rest of a logged range, as a list of one range.
 
-    The list is empty if all is committed, or if the range has an end and the queue is suspended.
+    The list is empty if all is committed. It is also empty if the range has an end, and its queue is
+    suspended or was suspended after a committed message of the range.
     """
     is_begun = row.next_offset > old.start
     if row.next_offset < old.start or (old.has_open_end and not is_begun):

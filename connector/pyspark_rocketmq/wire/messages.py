@@ -287,7 +287,8 @@ def iter_messages(
 ) -> Iterator[MessageExt]:
     """Yield the messages that :func:`decode_messages` returns, one by one, so that few exist at a time.
 
-    The size of decompressed bodies is taken from ``budget``.
+    The size of decompressed bodies is taken from ``budget``. Members of an inner batch whose offset would be
+    2^63 or more are left out.
 
     Raises:
         RemoteProtocolError: When a bad message is reached, or bodies expand beyond the budget.
@@ -371,7 +372,8 @@ def encode_batch(messages: Sequence[Message]) -> bytes:
     Layout of each: ``i32 total | i32 0 | i32 0 | i32 flag | i32 n, body | i16 n, properties``.
 
     Raises:
-        LocalProtocolError: If a flag or the properties do not fit.
+        LocalProtocolError: If a flag, a body or the properties do not fit, or if :func:`encode_properties`
+            cannot write the properties.
 
     Source: RocketMQ 5.3.3 ``MessageDecoder.encodeMessages``.
     """

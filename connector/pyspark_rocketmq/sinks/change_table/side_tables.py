@@ -79,6 +79,7 @@ class RecentRows:
 
         Raises:
             FileExistsError: If the table gets new types, and another commit came first.
+            ArrowInvalid: If a stored value does not fit its new type.
             DeltaError, OSError: If the storage does not answer.
         """
         if not len(rows):
@@ -93,10 +94,13 @@ class RecentRows:
         self._maintain(table.version())
 
     def _give_types(self, table: DeltaTable, columns: pa.Schema) -> None:
-        """Rewrite all stored rows if ``columns`` have other types, since the change table was rewritten.
+        """Rewrite all stored rows in the types of ``columns``, unless they have these types already.
+
+        They have others once the change table was rewritten with other types.
 
         Raises:
             FileExistsError: If another commit came first.
+            ArrowInvalid: If a stored value does not fit its new type.
             DeltaError, OSError: If the storage does not answer.
         """
         wanted = {each.name: each.type for each in parse_columns(Schema.from_arrow(columns).to_json())}
