@@ -179,7 +179,7 @@ def test_a_second_query_of_one_instance_is_refused_while_the_first_lives(
     monkeypatch.setattr(queue_claims, "_STOP_S", 0.0)
     one = start("one")
     wait_until(
-        lambda: living_members(options("one"), pool, SystemClock()) == {one.client_id},
+        lambda: living_members(options("one"), pool, SystemClock()) == frozenset({one.client_id}),
         ANSWER_S,
         reason="listed",
     )

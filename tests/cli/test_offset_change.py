@@ -61,6 +61,7 @@ GROUP = "etl"
 PATIENCE_MS = int(PATIENCE_S * 1000)
 A0, A1 = (MessageQueue("orders", "broker-a", number) for number in (0, 1))
 LATER_S = 4e9
+GET_CONSUMER_LIST_BY_GROUP = 38
 GET_CONSUMER_RUNNING_INFO = 307
 
 
@@ -834,6 +835,22 @@ def test_an_instance_that_runs_is_not_harmed_although_others_have_its_queues_too
                 shop.do(reset, ToOffset(2))
 
     assert shops["two"].do(reset, ToOffset(2)) == [(0, 2), (1, 2)]
+
+
+@SIM_ONLY
+def test_members_that_may_not_be_listed_are_not_taken_for_none(cluster: ClusterUnderTest, live: Shop) -> None:
+    """C5: access control 1.0 refuses with the code that brokers also have for a group without members."""
+    faults = cluster.faults
+    remark = "org.apache.rocketmq.acl.common.AclException: No default permission"
+    faults.add("answer-code", on=GET_CONSUMER_LIST_BY_GROUP, response_code=1, remark=remark, times=10)
+    try:
+        with pytest.raises(
+            JobFailed, match=r"2 of 2 queues are being consumed by .*@one \(its offset changed"
+        ):
+            live.do(reset, ToOffset(2))
+    finally:
+        faults.clear()
+    assert set(live.now().values()) == {4}
 
 
 @SIM_ONLY

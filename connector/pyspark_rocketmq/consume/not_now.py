@@ -13,7 +13,7 @@ from collections.abc import Collection, Hashable, Mapping
 from typing import Final, Generic, TypeVar
 
 from pyspark_rocketmq.errors import BrokerError, ConsumptionForbidden, RocketMQError
-from pyspark_rocketmq.wire.codes import RETRIED_BY_PRODUCERS
+from pyspark_rocketmq.wire.codes import RETRIED_BY_PRODUCERS, ResponseCode
 
 T = TypeVar("T")
 Key = TypeVar("Key", bound=Hashable)
@@ -38,6 +38,19 @@ def is_unexplained(error: RocketMQError) -> bool:
     Such a code may come at any moment, so a reader tries again a few times even at first contact.
     """
     return type(error) is BrokerError
+
+
+def reports_no_members(error: RocketMQError) -> bool:
+    """Return whether a refused request for a group's members means that the server knows no member.
+
+    Brokers and proxies then answer SYSTEM_ERROR, a broker with the remark "no consumer for this group" and a
+    proxy with the text of an exception. Any other refusal says nothing about members.
+
+    Source: ``ConsumerManageProcessor.getConsumerListByGroup``, ``ConsumerManagerActivity``.
+    """
+    return (
+        isinstance(error, BrokerError) and is_unexplained(error) and error.code == ResponseCode.SYSTEM_ERROR
+    )
 
 
 def is_pulled_again(error: RocketMQError, *, is_group_read: bool, has_worked: bool) -> bool:

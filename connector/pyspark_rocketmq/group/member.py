@@ -45,8 +45,9 @@ from pyspark_rocketmq.consume.membership import (
     Unlock,
     Unregister,
 )
+from pyspark_rocketmq.consume.not_now import reports_no_members
 from pyspark_rocketmq.display import counted, peer_text
-from pyspark_rocketmq.errors import BrokerError, RequestTimeout, RocketMQError, TransportError
+from pyspark_rocketmq.errors import RequestTimeout, RocketMQError, TransportError
 from pyspark_rocketmq.hub.state import CALLS_END_S
 from pyspark_rocketmq.model import BrokerAddress, MessageQueue
 from pyspark_rocketmq.wire.requests.admin import ConsumerConnection
@@ -580,13 +581,14 @@ class RunningMember:
                 break
             try:
                 listed = self._calls.brokers.consumer_list(address, self._group, broker_name=name)
-            except BrokerError as error:
-                # "no consumer for this group": this broker does not have our membership yet, or has lost it.
-                logger.info(
-                    "group not known to the broker group=%s broker=%s: %s", self._group, address, error
-                )
-                self._query(lambda machine, now_s: machine.heartbeat_wanted(now_s))
             except RocketMQError as error:
+                if reports_no_members(error):
+                    # This broker does not have our membership yet, or has lost it.
+                    logger.info(
+                        "group not known to the broker group=%s broker=%s: %s", self._group, address, error
+                    )
+                    self._query(lambda machine, now_s: machine.heartbeat_wanted(now_s))
+                    continue
                 logger.warning(
                     "members could not be asked group=%s broker=%s: %s", self._group, address, error
                 )

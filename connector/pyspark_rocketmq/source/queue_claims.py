@@ -10,10 +10,10 @@ from pyspark_rocketmq.client.cluster import Cluster, at_brokers
 from pyspark_rocketmq.client.pool import ChannelPool
 from pyspark_rocketmq.clock import Clock, Deadline
 from pyspark_rocketmq.consume.beginnings import begin_new_queues
-from pyspark_rocketmq.consume.not_now import sorted_out, waits
+from pyspark_rocketmq.consume.not_now import reports_no_members, sorted_out, waits
 from pyspark_rocketmq.consume.positions import RecentOffsets
 from pyspark_rocketmq.display import peer_text
-from pyspark_rocketmq.errors import BrokerError, OffsetError, RocketMQError
+from pyspark_rocketmq.errors import OffsetError, RocketMQError
 from pyspark_rocketmq.group.broker_offsets import Addresses, BrokerOffsets
 from pyspark_rocketmq.group.join import offset_key
 from pyspark_rocketmq.group.member import CALL_TIMEOUT_S
@@ -342,24 +342,32 @@ def _at_each_broker(
 def await_sole_owner(
     name: str,
     owners: Collection[str],
-    members: Callable[[], Collection[str]],
+    members: Callable[[], Collection[str] | None],
     clock: Clock,
     sleep: Callable[[float], None],
 ) -> None:
     """Wait until no owner of a broadcasting instance's progress ``name`` is among the living members.
 
-    Two queries that start at the same moment are detected later, by the epoch of their rows
-    (``GroupProgress``).
+    While ``members`` returns None, it is not known who lives, and any owner may. After half a minute this
+    returns all the same: two queries that live at the same time are also detected later, by the epoch of
+    their rows (``GroupProgress``), as those are that start at the same moment.
 
     Raises:
         OffsetError: If an owner is still alive after half a minute.
     """
     deadline = Deadline.after(clock, _STOP_S)
     is_logged = False
-    while alive := sorted(set(owners).intersection(members())):
+    while True:
+        living = members()
+        alive = sorted(set(owners).intersection(living or ()))
+        if living is not None and not alive:
+            return
         if deadline.has_passed:
-            raise second_owner(name, alive[0])
-        if not is_logged:
+            if alive:
+                raise second_owner(name, alive[0])
+            logger.warning("not known whether another query of this instance lives progress=%s", name)
+            return
+        if alive and not is_logged:
             logger.warning(
                 "waiting for another query of this instance to end progress=%s member=%s",
                 name,
@@ -395,8 +403,8 @@ def possible_owners(options: ReadOptions, member_id: str, store: OffsetStore) ->
     return frozenset({member_id, *(row.owner for row in rows if row.owner)})
 
 
-def living_members(options: ReadOptions, pool: ChannelPool, clock: Clock) -> frozenset[str]:
-    """Return the group's client ids at all brokers that answer; none if no name server answers.
+def living_members(options: ReadOptions, pool: ChannelPool, clock: Clock) -> frozenset[str] | None:
+    """Return the group's client ids at all brokers that report them; None if no broker does.
 
     A broker drops a member that disconnects.
     """
@@ -405,16 +413,20 @@ def living_members(options: ReadOptions, pool: ChannelPool, clock: Clock) -> fro
     cluster = Cluster.of(options, clock, pool=pool, at_most_s=CALL_TIMEOUT_S)
     brokers = cluster.brokers()
     found: set[str] = set()
+    is_known = False
     try:
         routes = cluster.routes(options).look(Deadline.after(clock, cluster.timeout_s))
     except RocketMQError as error:
         logger.warning("could not query the members of the group group=%s: %s", group, error)
-        return frozenset()
+        return None
     for name, address in routes.masters.items():
         try:
             found.update(brokers.consumer_list(address, group, broker_name=name))
-        except BrokerError:
-            pass  # the broker has no member of the group
         except RocketMQError as error:
-            logger.warning("could not get the group's members group=%s broker=%s: %s", group, address, error)
-    return frozenset(found)
+            if not reports_no_members(error):
+                logger.warning(
+                    "could not get the group's members group=%s broker=%s: %s", group, address, error
+                )
+                continue
+        is_known = True
+    return frozenset(found) if is_known else None

@@ -15,11 +15,11 @@ from pyspark_rocketmq.cli.offsets.records import Members
 from pyspark_rocketmq.client.cluster import Cluster, run_concurrently
 from pyspark_rocketmq.client.pool import ConnectionSettings, process_pool
 from pyspark_rocketmq.clock import Clock, SystemClock
-from pyspark_rocketmq.errors import BrokerError, RocketMQError, TopicNotFound, TransportError
+from pyspark_rocketmq.consume.not_now import reports_no_members
+from pyspark_rocketmq.errors import RocketMQError, TopicNotFound, TransportError
 from pyspark_rocketmq.model import BrokerAddress, MessageQueue, QueueBounds
 from pyspark_rocketmq.options.read import ReadOptions
 from pyspark_rocketmq.source.cluster_view import ClusterView, Snapshot
-from pyspark_rocketmq.wire.codes import ResponseCode
 
 logger = logging.getLogger(__name__)
 
@@ -180,8 +180,8 @@ class ClusterInspector:
             try:
                 listed = self.brokers.consumer_list(address, group)
             except RocketMQError as error:
-                # Code 1 means "no consumer for this group"; the broker may have just started.
-                if not isinstance(error, BrokerError) or error.code != ResponseCode.SYSTEM_ERROR:
+                # A broker that has just started also reports none.
+                if not reports_no_members(error):
                     logger.warning("members not listed group=%s broker=%s: %s", group, address, error)
                     silent += 1
                 continue
