@@ -23,6 +23,7 @@ from rich.console import Console
 
 from broker_sim.cluster import SimCluster
 from pyspark_rocketmq.cli.offsets.change import ChangeOptions, SinkWatermarks, accept_gap, clone, reset, skip
+from pyspark_rocketmq.cli.offsets.cluster import ClusterInspector
 from pyspark_rocketmq.cli.offsets.moves import (
     AtTime,
     AtVersion,
@@ -35,6 +36,8 @@ from pyspark_rocketmq.cli.offsets.moves import (
 from pyspark_rocketmq.cli.options import OffsetsChangeSettings
 from pyspark_rocketmq.cli.output import OutputForm
 from pyspark_rocketmq.cli.settings import JobFailed
+from pyspark_rocketmq.client.broker import BrokerClient
+from pyspark_rocketmq.client.cluster import stored_at_s
 from pyspark_rocketmq.clock import SystemClock
 from pyspark_rocketmq.commit.recovery import check_sink, reset_to_sink
 from pyspark_rocketmq.delta.snapshot import TableSnapshot
@@ -814,6 +817,25 @@ def test_a_running_owner_is_not_harmed_unless_forced_and_then_fenced(live: Shop)
         JobFailed, match=r"beyond the end of its queue.*: 7 \(beyond the end by 1: the broker ends at 6\)"
     ):
         live.do(reset, ToOffset(7), is_forced=True)
+
+
+@pytest.mark.parametrize("answer", [0, 3, 5, 6])
+def test_a_reset_to_a_time_begins_with_the_first_message_stored_then(
+    answer: int, cluster: ClusterUnderTest, topic: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """F5, F2: brokers before 5.1.1 answer with any message of the very time, or with a near one."""
+    shop = Shop(DeltaOffsetStore(tmp_path / "offsets"), name_servers=(cluster.name_servers,))
+    queues = [MessageQueue(topic, "broker-a", number) for number in (0, 1)]
+    shop.stands_at(at=dict.fromkeys(queues, 4))
+    inspector = ClusterInspector(shop.settings, "", SystemClock())
+    address = inspector.addresses({topic})["broker-a"]
+    stored_s = [stored_at_s(inspector.brokers, address, queue, 0) for queue in queues]
+    assert stored_s[0] is not None
+    monkeypatch.setattr(BrokerClient, "search_offset", lambda *_: answer)
+
+    # Each batch of six was stored at one time, the second queue's later or at the same time.
+    assert shop.do(reset, ToTime(stored_s[0])) == [(0, 0), (1, 0)]
+    assert shop.do(reset, ToTime(LATER_S)) == [(0, 6), (1, 6)]
 
 
 def test_an_instance_that_runs_is_not_harmed_although_others_have_its_queues_too(

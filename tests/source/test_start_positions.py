@@ -11,6 +11,7 @@ import pytest
 from pyspark_rocketmq.client.broker import BrokerClient
 from pyspark_rocketmq.errors import ConnectFailed, OptionError, TransportError
 from pyspark_rocketmq.model import BrokerAddress, MessageQueue, QueueBounds
+from pyspark_rocketmq.options.connection import PLAIN_SOURCE_GROUP
 from pyspark_rocketmq.options.positions import EARLIEST, LATEST, QueuePositions
 from pyspark_rocketmq.options.read import ReadOptions
 from pyspark_rocketmq.source.cluster_view import Snapshot
@@ -21,6 +22,7 @@ from tests.helpers.stored_messages import encode_stored_message
 
 Q0, Q1 = (MessageQueue("orders", "a", at) for at in (0, 1))
 BOUNDS = {Q0: QueueBounds(2, 9), Q1: QueueBounds(0, 5)}
+GROUP = {"consumerGroup": "g", "offsetStore": "/s"}
 ADDRESSES = {"a": BrokerAddress("a:10911")}
 
 
@@ -30,12 +32,15 @@ class Brokers:
     def __init__(self) -> None:
         self.found: dict[MessageQueue, int] = {}
         self.stored_ms: dict[MessageQueue, Sequence[int]] = {}
+        self.groups: set[str] = set()
+        """The groups in whose names messages were pulled."""
 
     def search_offset(self, _: str, queue: MessageQueue, __: int) -> int:
         return self.found[queue]
 
     def pull(self, _: str, request: PullRequest) -> PullResult:
         queue, offset = request.queue, request.queue_offset
+        self.groups.add(request.consumer_group)
         low, high = BOUNDS[queue].min_offset, BOUNDS[queue].max_offset
         if queue not in self.stored_ms:
             return PullResult(PullStatus.NO_MATCHED_MSG, offset + 1, low, high)
@@ -128,6 +133,10 @@ def test_an_answer_that_is_only_near_a_time_moves_no_start_and_no_end(time_ms: i
     snapshot = seen({Q1: BOUNDS[Q1]})
 
     assert positions(brokers=brokers, startingTimestamp=str(time_ms)).starts(snapshot, [Q1]) == exact
+    assert brokers.groups <= {PLAIN_SOURCE_GROUP}
+    of_group = positions(LATEST, brokers, startingTimestamp=str(time_ms), **GROUP)
+    assert of_group.starts(snapshot, [Q1]) == exact
+    assert brokers.groups <= {PLAIN_SOURCE_GROUP, "g"}
     assert positions(brokers=brokers, endingTimestamp=str(time_ms)).ends(snapshot) == exact
 
 

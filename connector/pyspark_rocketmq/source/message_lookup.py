@@ -151,6 +151,18 @@ def found_at(
     return found_in(brokers.pull(address, request), queue, offset)
 
 
+def stored_ms_at(
+    brokers: BrokerClient, consumer_group: str, queue: MessageQueue, offset: int, address: BrokerAddress
+) -> int | None:
+    """Return when the message at an offset was stored (ms); None if it is missing or cannot be decoded.
+
+    Raises:
+        RocketMQError: If the broker does not answer, or refuses.
+    """
+    message = found_at(brokers, consumer_group, queue, offset, address).message
+    return None if message is None else message.store_timestamp
+
+
 def found_in(pulled: PullResult, queue: MessageQueue, offset: int) -> Found:
     """Return what the answer to a pull from ``offset`` shows about that offset."""
     bounds = QueueBounds(pulled.min_offset, pulled.max_offset)

@@ -39,7 +39,7 @@ from pyspark_rocketmq.options.positions import (
 from pyspark_rocketmq.options.read import ReadOptions
 from pyspark_rocketmq.options.store_spec import StoreKind, StoreSpec
 from pyspark_rocketmq.source.cluster_view import Snapshot
-from pyspark_rocketmq.source.message_lookup import found_at
+from pyspark_rocketmq.source.message_lookup import stored_ms_at
 
 logger = logging.getLogger(__name__)
 
@@ -144,15 +144,13 @@ class OptionPositions:
         return positions, unmatched
 
     def _searched(self, queue: MessageQueue, time_ms: int, snapshot: Snapshot) -> int:
-        """Return the offset of a time; a group takes the broker's answer as it is, as in Java."""
+        """Return the offset of the first message stored at or after a time; the queue's end without one."""
         address = snapshot.addresses[queue.broker_name]
+        group = self._options.consumer_group or PLAIN_SOURCE_GROUP
         found = self._brokers.search_offset(address, queue, time_ms)
-        if self._options.consumer_group is not None:
-            return found
 
         def stored_ms(offset: int) -> int | None:
-            message = found_at(self._brokers, PLAIN_SOURCE_GROUP, queue, offset, address).message
-            return None if message is None else message.store_timestamp
+            return stored_ms_at(self._brokers, group, queue, offset, address)
 
         return first_stored_at(time_ms, found, snapshot.bounds[queue], stored_ms)
 

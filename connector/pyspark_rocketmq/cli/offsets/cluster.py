@@ -16,10 +16,13 @@ from pyspark_rocketmq.client.cluster import Cluster, run_concurrently
 from pyspark_rocketmq.client.pool import ConnectionSettings, process_pool
 from pyspark_rocketmq.clock import Clock, SystemClock
 from pyspark_rocketmq.consume.not_now import reports_no_members
+from pyspark_rocketmq.consume.positions import first_stored_at
 from pyspark_rocketmq.errors import RocketMQError, TopicNotFound, TransportError
 from pyspark_rocketmq.model import BrokerAddress, MessageQueue, QueueBounds
+from pyspark_rocketmq.options.connection import PLAIN_SOURCE_GROUP
 from pyspark_rocketmq.options.read import ReadOptions
 from pyspark_rocketmq.source.cluster_view import ClusterView, Snapshot
+from pyspark_rocketmq.source.message_lookup import stored_ms_at
 
 logger = logging.getLogger(__name__)
 
@@ -115,9 +118,29 @@ class ClusterInspector:
     def stored_from(self, queues: Collection[MessageQueue], at_s: float) -> dict[MessageQueue, int]:
         """Return the offset of each queue's first message stored at or after ``at_s``; else the queue's end.
 
-        Queues whose brokers do not answer are left out.
+        Messages around a broker's answer are looked at, unless the broker refuses it: brokers before 5.1.1
+        answer with a message that is only near. Queues whose brokers do not answer are left out.
         """
-        return self.stored_by(sorted(queues), [at_s])[0]
+        topics = {queue.topic for queue in queues}
+        bounds, addresses = self.bounds(topics), self.addresses(topics)
+        time_ms = _milliseconds(at_s)
+
+        def query(queue: MessageQueue, found: int) -> tuple[MessageQueue, int | None]:
+            address = addresses[queue.broker_name]
+            look = partial(stored_ms_at, self.brokers, PLAIN_SOURCE_GROUP, queue, address=address)
+            try:
+                return queue, first_stored_at(time_ms, found, bounds[queue], look)
+            except TransportError as error:
+                logger.warning("offset of a time not found %s: %s", queue, error)
+                return queue, None
+            except RocketMQError as error:
+                logger.info("offset of a time not checked %s: %s", queue, error)
+                return queue, found
+
+        answers = self.stored_by(sorted(queues), [at_s])[0]
+        calls = [partial(query, queue, found) for queue, found in answers.items() if queue in bounds]
+        checked = dict(run_concurrently(calls, at_most=CALLS_AT_ONCE))
+        return {queue: offset for queue, offset in (answers | checked).items() if offset is not None}
 
     def stored_by(
         self,
@@ -137,7 +160,7 @@ class ClusterInspector:
 
         def query(one: tuple[int, MessageQueue]) -> tuple[int, MessageQueue, int | None]:
             index, queue = one
-            at_ms = int(times_s[index] * 1000)
+            at_ms = _milliseconds(times_s[index])
             try:
                 return index, queue, self.brokers.search_offset(addresses[queue.broker_name], queue, at_ms)
             except RocketMQError as error:
@@ -203,6 +226,11 @@ class ClusterInspector:
 
     def _read_options(self, topic: str) -> ReadOptions:
         return ReadOptions.parse({**self._options, "topic": topic})
+
+
+def _milliseconds(at_s: float) -> int:
+    # Not truncated: a time written with milliseconds has no exact float.
+    return round(at_s * 1000)
 
 
 def broker_bounds(
