@@ -29,8 +29,11 @@ def is_planner(pid: int) -> bool:
 
 def is_worker_daemon(pid: int) -> bool:
     """Return whether the process is the daemon that forks Python workers, or one of them."""
-    # A setting of the JVM names the daemon's module, and what the JVM forks has its command line at first.
-    return "daemon" in _read(pid, "cmdline") and not is_jvm(pid)
+    # A setting names the daemon's module in the command lines of the JVM and of the shells that launch it, and
+    # what the JVM forks has its command line at first.
+    program, *arguments = _read(pid, "cmdline").split("\0")
+    is_module = arguments[:1] == ["-m"] and "daemon" in "".join(arguments[1:2])
+    return is_module and "python" in Path(program).name
 
 
 def is_standalone_worker(pid: int) -> bool:
