@@ -611,3 +611,30 @@ def test_a_listener_is_pickled_once_for_all_micro_batches() -> None:
 
     assert Heavy.pickled == 1
     assert EVENTS == ["SUCCESS"] * 4
+
+
+def test_an_object_is_opened_again_only_when_its_close_has_ended() -> None:
+    """Close would undo what open has done, and every call would fail."""
+    context = ListenerContext("billing")
+    may_end, done = threading.Event(), list[str]()
+
+    class Slow:
+        def open(self, _: ListenerContext) -> None:
+            done.append("opened")
+
+        def consume_message(self, messages: object, _: object) -> None:
+            pass
+
+        def close(self) -> None:
+            done.append("closing")
+            may_end.wait(PATIENCE_S)
+            done.append("closed")
+
+    listener = Slow()
+    with lease_of_opened("slow", listener, context, idle_s=0.0):
+        pass
+    wait_until(lambda: "closing" in done, reason="the idle listener is being closed")
+    threading.Timer(0.2, may_end.set).start()
+
+    with lease_of_opened("slow", listener, context):
+        assert done == ["opened", "closing", "closed", "opened"]

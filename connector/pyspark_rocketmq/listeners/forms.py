@@ -52,8 +52,10 @@ Call = Callable[[Sequence[MessageExt], Any], Any]
 """A listener as engines call it, with messages and their context."""
 
 _opened: dict[str, _Opened] = {}
+_closings: dict[str, threading.Event] = {}
+"""Idle listeners that are being closed; the event is set when ``close`` has ended."""
 _guard = threading.Lock()
-"""Lock of ``_opened`` and its values; never held while a listener's code runs."""
+"""Lock of ``_opened``, its values and ``_closings``; never held while a listener's code runs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +118,7 @@ def _open(key: str, opened: _Opened, listener: Any, context: ListenerContext) ->
     A failure is not raised here, but where users wait; only one that ends the process is raised here, too.
     """
     try:
-        made = listener() if isinstance(listener, type) else listener
+        made = listener() if isinstance(listener, type) else _once_closed(key, listener)
         if hasattr(made, "open"):
             _call(partial(made.open, context), _OPEN_S)
     except BaseException as error:
@@ -127,6 +129,18 @@ def _open(key: str, opened: _Opened, listener: Any, context: ListenerContext) ->
             raise
     else:
         opened.listener.set_result(made)
+
+
+def _once_closed(key: str, listener: Any) -> Any:
+    """Return ``listener`` when no ``close`` of it is running; wait a limited time for a slow one.
+
+    Otherwise ``close`` would undo what ``open`` of the same object does. Only a class needs no such wait.
+    """
+    with _guard:
+        closing = _closings.get(key)
+    if closing is not None and not closing.wait(_CLOSE_S):
+        logger.warning("listener is opened although close is still running type=%s", type(listener).__name__)
+    return listener
 
 
 def _give_back(key: str, opened: _Opened, idle_s: float) -> None:
@@ -146,7 +160,14 @@ def _close_if_idle(key: str, opened: _Opened) -> None:
         if opened.users or threading.current_thread() is not opened.closing:
             return
         _opened.pop(key, None)
-    _close(opened)
+        closed = _closings[key] = threading.Event()
+    try:
+        _close(opened)
+    finally:
+        with _guard:
+            if _closings.get(key) is closed:
+                del _closings[key]
+        closed.set()
 
 
 def _close(opened: _Opened) -> None:
@@ -173,6 +194,7 @@ def _forget() -> None:
     global _guard  # noqa: PLW0603
     _guard = threading.Lock()
     _opened.clear()
+    _closings.clear()
 
 
 os.register_at_fork(after_in_child=_forget)
