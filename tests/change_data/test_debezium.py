@@ -22,6 +22,7 @@ from pyspark_rocketmq.change_data.change import (
     SourceTable,
 )
 from pyspark_rocketmq.change_data.debezium import DebeziumJson
+from pyspark_rocketmq.change_data.effects import order_of
 from pyspark_rocketmq.change_data.rules import Rules
 from tests.change_data.samples import LENIENT, debezium, debezium_changes, one, reason, recorded
 
@@ -289,6 +290,34 @@ def test_update_that_keeps_a_named_key_is_one_change(before: Any) -> None:
     change = one(updated(before, {"id": 1, "mail": "b"}, {"id": 1}, key=["mail", "id"]))
 
     assert (change.operation, change.key) == (Operation.UPDATE, {"mail": "b", "id": 1})
+
+
+@pytest.mark.parametrize("place", [{}, {"file": None, "lsn": 900, "sequence": '["800","900"]'}])
+@pytest.mark.parametrize(
+    ("named", "new_key", "is_freed_first"),
+    [("mail", {"id": 2}, True), ("mail", None, False), ("id", {"id": 2}, False)],
+)
+def test_a_named_key_outlives_a_change_of_the_tables_own_key(
+    named: str, new_key: Any, is_freed_first: bool, place: dict[str, Any]
+) -> None:
+    """K1, K6: facts 15, 17: MySQL's REPLACE by a unique mail gives the row another id.
+
+    Debezium sends a delete and an insert, in two queues and with one position: no queue may decide.
+    """
+    rules = Rules(keys=(("*", (named,)),))
+    row = {"id": 1, "mail": "a"}
+    body = json.dumps(mysql("d", **place) | {"before": row, "after": None}).encode()
+    properties = {} if new_key is None else {"__debezium.newkey": json.dumps(new_key)}
+    deleted = one(DebeziumJson(rules).decode(ChangeMessage(body, '{"id":1}', properties)))
+    inserted = one(decode(mysql("c", **place) | {"after": row | {"id": 2}}, {"id": 2}, rules))
+
+    assert (deleted.operation, inserted.operation) == (Operation.DELETE, Operation.INSERT)
+    assert deleted.position is not None
+    assert inserted.position is not None
+    assert len(deleted.position) == len(inserted.position)
+    assert (order_of(deleted.position, 900, 0) < order_of(inserted.position, 3, 0)) == is_freed_first
+    lower = [at - 2 for at in inserted.position]
+    assert deleted.position > (*inserted.position[:-2], lower[-2], inserted.position[-1])
 
 
 @pytest.mark.parametrize("name", NAMES)

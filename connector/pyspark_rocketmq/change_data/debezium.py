@@ -9,10 +9,14 @@ Positions, which have the same number of parts in all messages of a connector:
 * SQL Server: commit LSN and change LSN, three parts each, and the number of the event.
 * Other connectors: none.
 
+An update of the table's own key is a delete and an insert with one position, in two queues. If ``keys`` names
+other columns, which the update keeps, the row would be lost whenever the insert is read first. So that delete
+has a position just below the update.
+
 Without a schema, values are as JSON has them, types are empty, and nothing distinguishes bytes and precise
 decimals from text: set ``decimal.handling.mode=string``.
 
-Debezium Server writes the key of the row into the message's KEYS.
+Debezium Server writes the key of the row into the message's KEYS, and headers into its properties.
 """
 
 from __future__ import annotations
@@ -50,6 +54,8 @@ _FLAT: Final = "__"
 """Prefix of the fields that ``ExtractNewRecordState`` adds."""
 _FLAT_MARKS: Final = frozenset({f"{_FLAT}op", f"{_FLAT}deleted"})
 """Fields of which every flattened message has one, and no other message does."""
+_NEW_KEY: Final = "__debezium.newkey"
+"""Header of the delete that Debezium sends for an update of the table's own key."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,9 +85,22 @@ class DebeziumJson:
             event = _flat_event(value) if is_flat else _nested_event(value)
             table = event.table
             key = _key(message.keys, self.rules).typed_as(event.schema)
-            return self._with_key_change(self._change(event, key))
+            change = self._change(event, key)
+            if _NEW_KEY in message.properties:
+                change = self._freed(change, key.payload)
+            return self._with_key_change(change)
         except MALFORMED as fault:
             return [BadChange(str(fault), table)]
+
+    def _freed(self, change: Change, own_key: Mapping[str, Any]) -> Change:
+        """Return the delete of a changed key, just below the update if its named key may be the new one's."""
+        named, position = self.rules.keys_of(change.table), change.position
+        if change.operation is not Operation.DELETE or named is None or position is None:
+            return change
+        if own_key.keys() <= set(named):
+            return change
+        *place, offset, number = position
+        return replace(change, position=(*place, max(offset - 1, 0), number))
 
     def _with_key_change(self, change: Change) -> Sequence[Change]:
         """Return a delete and an insert if an update changes a key that ``keys`` names, else the change.
