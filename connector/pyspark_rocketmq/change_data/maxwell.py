@@ -4,7 +4,8 @@ Position (``output_binlog_position=true``): epoch of the server (``Rules.epoch_o
 ``output_server_id=true``), number of the binary log's file, offset in it, row of the transaction. Rows of a
 bootstrap have none.
 
-A message has no types: values are as JSON has them, decimals exact, and bytes are text in base64.
+A message has no types: values are as JSON has them, decimals exact, and bytes are text in base64. Documents
+of JSON columns become their text, and so do SETs, which Maxwell writes as arrays: ``["a","d"]``.
 """
 
 from __future__ import annotations
@@ -130,16 +131,8 @@ def _row(event: Mapping[str, Any], member: str) -> dict[str, Any]:
 
 
 def _value(value: Any) -> Any:
-    match value:
-        case dict():
-            return show(value)
-        case list() if all(isinstance(item, str) for item in value):
-            # A SET.
-            return ",".join(value)
-        case list():
-            return show(value)
-        case _:
-            return value
+    # An array may be a SET or a document, so a text that fits both is chosen.
+    return show(value) if isinstance(value, dict | list) else value
 
 
 def _whole(value: Any) -> int:
