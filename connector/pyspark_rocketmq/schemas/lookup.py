@@ -5,6 +5,9 @@ it is asked for again after some seconds.
 Rule 2: threads that want the same schema wait for one request; nothing waits under the lock.
 Rule 3: a schema counts as unknown only if the answer has a registry's own error code for this.  After any
 other answer of a server or a proxy, the registry counts as down.
+Rule 4: a server may get a new schema later than its messages are read, so a look-up asks again for some
+seconds before an id counts as unknown, once for each id.  After such a wait in vain, no look-up waits like
+this for half a minute: foreign bytes may contain any ids.
 """
 
 from __future__ import annotations
@@ -24,7 +27,7 @@ from uuid import UUID
 from pyspark_rocketmq.client.transport import renew_in_children
 from pyspark_rocketmq.clock import Clock, Deadline
 from pyspark_rocketmq.display import peer_text
-from pyspark_rocketmq.errors import SchemaNotFound, SchemaRegistryDown, SchemaRegistryRefused
+from pyspark_rocketmq.errors import RocketMQError, SchemaNotFound, SchemaRegistryDown, SchemaRegistryRefused
 from pyspark_rocketmq.retry import RetryPolicy, call_with_retry
 
 logger = logging.getLogger(__name__)
@@ -35,6 +38,10 @@ _MOST_MISSING: Final = 10_000
 _MOST_REFERENCES: Final = 200
 _UNKNOWN: Final = range(40400, 40500)
 """Confluent's error codes for a subject, a version or a schema that is not there."""
+_LAG_S: Final = 3.0
+"""Seconds for which a server that has not got a schema yet is asked again."""
+_NO_WAIT_S: Final = 30.0
+"""Seconds after such a wait in vain for which an unknown id makes no look-up wait."""
 _MAY_PASS: Final = frozenset({408, 425, 429})
 
 
@@ -135,6 +142,8 @@ class SchemaLookup:
         self._found: dict[SchemaPath, RegisteredSchema] = {}
         self._missing: dict[SchemaPath, float] = {}
         """Moments, on the monotonic clock, until which schemas count as unknown; the oldest comes first."""
+        self._waits_from = 0.0
+        """Moment, on the monotonic clock, from which a look-up waits for a schema that a server lacks."""
         self._asked: dict[SchemaPath, Future[RegisteredSchema]] = {}
         """Results of the requests under way, for which other threads wait."""
         renew_in_children(self)
@@ -221,13 +230,31 @@ class SchemaLookup:
         self, place: SchemaPath, future: Future[RegisteredSchema], deadline: Deadline
     ) -> RegisteredSchema:
         """Ask the registry, and give the result to the threads that wait for it."""
+        with self._lock:
+            waits = place not in self._missing and self._clock.monotonic_s() >= self._waits_from
+        unknown_since: float | None = None
+
+        def is_tried_again(error: RocketMQError) -> bool:
+            nonlocal unknown_since
+            if not isinstance(error, SchemaNotFound):
+                return error.retryable
+            now = self._clock.monotonic_s()
+            unknown_since = now if unknown_since is None else unknown_since
+            return waits and now - unknown_since < _LAG_S
+
         try:
-            schema = call_with_retry(lambda: self._ask_all(place, deadline), _RETRIES, deadline, self._sleep)
+            schema = call_with_retry(
+                lambda: self._ask_all(place, deadline),
+                _RETRIES,
+                deadline,
+                self._sleep,
+                is_tried_again=is_tried_again,
+            )
         except BaseException as error:
             with self._lock:
                 self._asked.pop(place, None)
                 if isinstance(error, SchemaNotFound):
-                    self._note_missing(place)
+                    self._note_missing(place, waited=waits)
             future.set_exception(
                 error if isinstance(error, Exception) else SchemaRegistryDown(self._urls[0], "interrupted")
             )
@@ -238,9 +265,12 @@ class SchemaLookup:
         future.set_result(schema)
         return schema
 
-    def _note_missing(self, place: SchemaPath) -> None:
+    def _note_missing(self, place: SchemaPath, *, waited: bool) -> None:
+        now = self._clock.monotonic_s()
+        if waited:
+            self._waits_from = now + _NO_WAIT_S
         self._missing.pop(place, None)
-        self._missing[place] = self._clock.monotonic_s() + self._not_found_s
+        self._missing[place] = now + self._not_found_s
         if len(self._missing) > _MOST_MISSING:
             del self._missing[next(iter(self._missing))]
 

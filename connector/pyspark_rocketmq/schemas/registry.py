@@ -11,7 +11,8 @@ class SchemaRegistry:
 
     Each process looks a schema up once. If the registry does not answer, a look-up raises
     ``SchemaRegistryDown`` after ``wait_s`` at most. In a listener this suspends the queue without counting an
-    attempt: the messages wait, and none is lost or becomes a dead letter.
+    attempt: the messages wait, and none is lost or becomes a dead letter. An unknown id is asked for again
+    for 3 s, since a server may get a new schema after its first messages have come.
 
     Args:
         url: Base URL, or several URLs of one registry, which are tried one after the other.
