@@ -8,6 +8,7 @@ import decimal
 import io
 import json
 import pickle
+import sys
 import uuid
 from collections.abc import Iterator
 from typing import Any
@@ -514,6 +515,59 @@ def test_a_protobuf_file_may_define_options(registry: FakeRegistry) -> None:
     registry.add(40, as_registered(file))
 
     assert registry.client().decoder(format="protobuf")(message(b"\0\0\0\0\x28\0\x0a\x01x")) == {"id": "x"}
+
+
+def with_imports(*names: str, **types: str) -> str:
+    """A file whose message has a field for each type."""
+    file = FileDescriptorProto(name="a", syntax="proto3", dependency=names)
+    fields = [
+        field(name, number, "MESSAGE", type_name=type_)
+        for number, (name, type_) in enumerate(types.items(), 1)
+    ]
+    file.message_type.add(name="A").field.extend(fields)
+    file.message_type[0].options.MergeFromString(b"\x82\x44\x03\x0a\x01x")
+    return as_registered(file)
+
+
+@pytest.mark.parametrize("decimals", ["confluent/type/decimal.proto", "confluent/types/decimal.proto"])
+def test_files_that_confluents_serializers_leave_out_are_known(registry: FakeRegistry, decimals: str) -> None:
+    """K4: they register no references to them."""
+    imports = [decimals, "confluent/meta.proto", "google/type/date.proto", "google/type/interval.proto"]
+    imports.append(timestamp_pb2.DESCRIPTOR.name)
+    types = {"price": ".confluent.type.Decimal", "meta": ".confluent.Meta", "day": ".google.type.Date"}
+    registry.add(40, with_imports(*imports, **types, during=".google.type.Interval"))
+    payload = (
+        b"\x0a\x07\x0a\x01\x7f\x10\x05\x18\x02"
+        b"\x12\x0a\x12\x08\x0a\x01k\x12\x03abc"
+        b"\x1a\x07\x08\xea\x0f\x10\x0b\x18\x1d"
+        b"\x22\x04\x0a\x02\x08\x01"
+    )
+
+    assert registry.client().decoder(format="protobuf")(message(b"\0\0\0\0\x28\0" + payload)) == {
+        "price": {"value": b"\x7f", "precision": 5, "scale": 2},
+        "meta": {"doc": "", "params": {"k": "abc"}, "tags": []},
+        "day": {"year": 2026, "month": 11, "day": 29},
+        "during": {"start_time": dt.datetime(1970, 1, 1, 0, 0, 1, tzinfo=dt.UTC), "end_time": None},
+    }
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("google/type/date.proto", "install googleapis-common-protos"),
+        ("google/type/../os.proto", "which the registry does not have"),
+        ("os.proto", "which the registry does not have"),
+    ],
+)
+def test_a_file_that_is_not_there_is_named(
+    registry: FakeRegistry, monkeypatch: pytest.MonkeyPatch, name: str, reason: str
+) -> None:
+    """K4: only Google's files are looked for among modules."""
+    monkeypatch.setitem(sys.modules, "google.type.date_pb2", None)
+    registry.add(40, with_imports(name, day=".google.type.Date"))
+
+    with pytest.raises(BadRecord, match=f"imports {name}, .*{reason}"):
+        registry.client().decoder(format="protobuf")(message(b"\0\0\0\0\x28\0"))
 
 
 # --- arguments ----------------------------------------------------------------------------------------------

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from datetime import UTC
+from importlib import import_module
 from typing import Any, Final
 
 from google.protobuf import (
@@ -17,6 +19,7 @@ from google.protobuf import (
     message_factory,
     source_context_pb2,
     struct_pb2,
+    text_format,
     timestamp_pb2,
     type_pb2,
     wrappers_pb2,
@@ -42,6 +45,43 @@ _WELL_KNOWN: Final[Mapping[str, bytes]] = {
     )
 }
 """Files that registries leave out, since every compiler has them."""
+_DECIMAL: Final = """
+    package: "confluent.type" syntax: "proto3"
+    message_type {
+      name: "Decimal"
+      field { name: "value" number: 1 label: LABEL_OPTIONAL type: TYPE_BYTES }
+      field { name: "precision" number: 2 label: LABEL_OPTIONAL type: TYPE_UINT32 }
+      field { name: "scale" number: 3 label: LABEL_OPTIONAL type: TYPE_INT32 }
+    }
+"""
+_META: Final = """
+    package: "confluent" syntax: "proto3"
+    message_type {
+      name: "Meta"
+      field { name: "doc" number: 1 label: LABEL_OPTIONAL type: TYPE_STRING }
+      field {
+        name: "params" number: 2 label: LABEL_REPEATED
+        type: TYPE_MESSAGE type_name: ".confluent.Meta.ParamsEntry"
+      }
+      field { name: "tags" number: 3 label: LABEL_REPEATED type: TYPE_STRING }
+      nested_type {
+        name: "ParamsEntry" options { map_entry: true }
+        field { name: "key" number: 1 label: LABEL_OPTIONAL type: TYPE_STRING }
+        field { name: "value" number: 2 label: LABEL_OPTIONAL type: TYPE_STRING }
+      }
+    }
+"""
+_OF_CONFLUENT: Final = {
+    "confluent/meta.proto": _META,
+    "confluent/type/decimal.proto": _DECIMAL,
+    "confluent/types/decimal.proto": _DECIMAL,
+}
+"""Confluent's own files as text of descriptors. Its Java and Python clients name the second one differently.
+
+The options that ``meta.proto`` defines are left out: no value depends on them.
+"""
+_OF_GOOGLE: Final = re.compile(r"(google/type/[a-z_]+)\.proto")
+"""Files that Confluent's serializers leave out, too; the package ``googleapis-common-protos`` has them."""
 _MAIN: Final = "writers-schema.proto"
 
 
@@ -69,9 +109,10 @@ class MessageTypes:
         for name in file.dependency:
             if name in self._added:
                 continue
-            if name not in self._files:
+            encoded = self._files.get(name) or _built_in(name)
+            if encoded is None:
                 raise ValueError(f"it imports {name}, which the registry does not have")
-            imported = FileDescriptorProto.FromString(self._files[name])
+            imported = FileDescriptorProto.FromString(encoded)
             imported.name = name
             self._add(imported)
         try:
@@ -103,6 +144,29 @@ class MessageTypes:
                 )
             message_type = (0,)
         return package + _named_path(self._main, message_type)
+
+
+def _built_in(name: str) -> bytes | None:
+    """Return a file that Confluent's serializers and registry have built in; None for others.
+
+    Raises:
+        ValueError: If it is one of Google's, and the package with these is not installed.
+    """
+    if name in _OF_CONFLUENT:
+        file = FileDescriptorProto()
+        text_format.Parse(_OF_CONFLUENT[name], file)
+        return bytes(file.SerializeToString())
+    found = _OF_GOOGLE.fullmatch(name)
+    if found is None:
+        return None
+    try:
+        module = import_module(f"{found[1].replace('/', '.')}_pb2")
+    except ModuleNotFoundError:
+        raise ValueError(
+            f"it imports {name}, which the registry does not have: install googleapis-common-protos on every "
+            "executor"
+        ) from None
+    return bytes(module.DESCRIPTOR.serialized_pb)
 
 
 def _named_path(file: FileDescriptorProto, indexes: tuple[int, ...]) -> str:
