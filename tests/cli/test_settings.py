@@ -161,6 +161,22 @@ def test_a_table_that_is_one_option_may_be_spelt_in_any_case(tmp_path: Path) -> 
     )
 
 
+@pytest.mark.parametrize("value", ["2026-01-01", "07:32:00", "[2026-01-01T00:00:00Z]", "{ of = 1 }"])
+@pytest.mark.parametrize("table", ["storageSecrets", "brokerAddresses", "BROKERADDRESSES"])
+def test_a_value_without_a_text_in_a_table_that_is_one_option_is_named(
+    tmp_path: Path, table: str, value: str
+) -> None:
+    conf = tmp_path / "x.toml"
+    conf.write_text(f'[{table}]\nkey = "k"\nuntil = {value}\n')
+
+    texts, problems = gather_texts(conf, ())
+
+    assert texts == {table: '{"key": "k"}'}
+    assert problems == [
+        f"--conf {conf}: '{table}.until' must be a string, a number, true or false, or a list of these"
+    ]
+
+
 def test_every_required_option_of_consume_is_asked_for_at_once() -> None:
     problems = problems_of(ConsumeSettings)
 

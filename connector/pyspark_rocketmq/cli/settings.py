@@ -148,7 +148,9 @@ def _file_entries(conf: Path | None, problems: list[str]) -> Iterator[tuple[str,
 def _flatten(table: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     for key, value in table.items():
         if key.lower() in _MAPS and isinstance(value, dict):
-            yield key, json.dumps(value)
+            unfit = {name: each for name, each in value.items() if _to_text(each) is None}
+            yield from ((f"{key}.{name}", each) for name, each in unfit.items())
+            yield key, json.dumps({name: each for name, each in value.items() if name not in unfit})
         elif isinstance(value, dict):
             yield from _flatten(value)
         else:
