@@ -2,8 +2,9 @@
 
 Position: the number of transactions that the source has executed, if Canal reads by global transaction
 ids (``canal.instance.gtidon=true``), or TiCDC's commit timestamp (``enable-tidb-extension=true``). All
-changes of a transaction have one position; they are in the order of the queue. Without either there is no
-position: ``es`` has whole seconds, and ``id`` counts from the start of the program.
+changes of a transaction have one position; they are in the order of the queue. So if a transaction takes a
+key from one row and gives it to another, in two queues, the two have no order. Without either there
+is no position: ``es`` has whole seconds, and ``id`` counts from the start of the program.
 
 Source: ``MQMessageUtils.messageConverter``, ``CanalRocketMQProducer.send``.
 """

@@ -7,6 +7,8 @@ are in the order of the queue.
 Where Canal hashes keys, the rows of an event are in entries of their own, in several queues, which have no
 order. A statement such as ``UPDATE t SET no = no + 1 ORDER BY no DESC`` frees each key before a row gets it.
 So in an entry with one of several rows, the old key of an update is deleted at the byte before the event.
+``INSERT … ON DUPLICATE KEY UPDATE`` and REPLACE may change a row's key twice in one event, from 1 to 2 to 3.
+Nothing in the entries distinguishes this from keys that are freed, so a row with the key 2 stays.
 
 Only a few fields are needed, so they are read without generated code: those of ``CanalProtocol.proto`` and
 ``EntryProtocol.proto``.
