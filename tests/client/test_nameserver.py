@@ -351,6 +351,32 @@ def test_a_first_route_has_the_brokers_of_all_name_servers_if_it_is_to_be_whole(
         assert whole.count == 1, "later only if a broker is missing"
 
 
+@pytest.mark.parametrize("is_known", [False, True], ids=["at first", "later"])
+def test_a_broker_that_registered_only_its_replica_keeps_its_master(
+    server: ScriptedServer, pool: ChannelPool, soon: Deadline, is_known: bool
+) -> None:
+    """A2, G7: without a master its queues are none to write to, and the keys of all others would move."""
+    clock, whole = FakeClock(), route_of("broker-a", "broker-b")
+    replica = replace(whole.brokers[1], addresses={1: BrokerAddress("replica-b:10911")})
+    read_only = replace(whole.queues[1], perm=4)
+    filling = TopicRoute(brokers=(whole.brokers[0], replica), queues=(whole.queues[0], read_only))
+    script = RouteScript(whole)
+    server.script = script
+    with ScriptedServer(RouteScript(whole if is_known else filling)) as restarted:
+        addresses = restarted.address, server.address
+        client = NameServerClient(addresses, pool, clock, PATIENCE_S, is_first_whole=True)
+        client.route("orders", soon)
+        restarted.script = RouteScript(filling)
+        clock.advance(31)
+        client.route("orders", soon)
+        clock.advance(31)
+
+        assert client.route("orders", soon) == whole
+        script.route = filling
+        clock.advance(31)
+        assert client.route("orders", soon) == filling, "no name server lists the master"
+
+
 def test_a_name_server_that_hangs_leaves_time_for_other_topics(server: ScriptedServer) -> None:
     """A2: a second opinion gets half of the time at most."""
     clock = FakeClock()

@@ -7,6 +7,7 @@ from queue import SimpleQueue
 
 import pytest
 
+from broker_sim.bodies import encode_route
 from pyspark_rocketmq.client import transport
 from pyspark_rocketmq.client.pool import ChannelPool
 from pyspark_rocketmq.client.producer.producer import Producer
@@ -31,7 +32,7 @@ from pyspark_rocketmq.wire.properties import decode_properties
 from pyspark_rocketmq.wire.requests.send import SendResult
 from tests.helpers.fake_clock import FakeClock
 from tests.helpers.scripted_cluster import ScriptedCluster
-from tests.helpers.scripted_server import Peer, Script
+from tests.helpers.scripted_server import Peer, Script, ScriptedServer
 from tests.helpers.wait import PATIENCE_S
 
 A0, A1 = MessageQueue("orders", "broker-a", 0), MessageQueue("orders", "broker-a", 1)
@@ -79,6 +80,22 @@ def test_a_keyed_message_goes_to_the_queue_java_would_choose(
 
     assert {result.queue for result in results} == {MessageQueue("orders", broker, queue_id)}
     assert [result.queue_offset for result in results] == [0, 1, 2]
+
+
+def test_a_new_producer_counts_the_brokers_that_any_name_server_lists(cluster: ScriptedCluster) -> None:
+    """G7: the first one has just restarted and lacks broker-a, and all keys would move to broker-b."""
+
+    def lists_one(peer: Peer, request: RemotingCommand) -> None:
+        peer.answer(request, body=encode_route(cluster.only({"broker-b": 4}), standard_json=True))
+
+    with ScriptedServer(lists_one) as restarted:
+        addresses = restarted.address, cluster.name_server.address
+        with Producer(addresses, "P", send_timeout_s=PATIENCE_S) as producer:
+            sent = producer.send(message(), sharding_key="order-1")
+            producer.send_ordered([("", message())])
+
+    assert sent.queue == MessageQueue("orders", "broker-b", 2)
+    assert cluster.brokers["broker-a"].stored == {0: [b"paid"]}
 
 
 def test_queues_are_given_in_route_order(producer: Producer) -> None:

@@ -85,9 +85,9 @@ class NameServerClient:
     ) -> None:
         """Ask the name servers at ``addresses``.
 
-        With ``is_first_whole`` the first route of a topic has the brokers that any name server lists. A
-        single name server that has just restarted may lack some, and nothing would show that they are
-        missing.
+        With ``is_first_whole`` the first route of a topic has the brokers and masters that any name server
+        lists. A single name server that has just restarted may lack some, and nothing would show that they
+        are missing.
         """
         if not addresses:
             raise ValueError("A name server client needs at least one address.")
@@ -214,11 +214,11 @@ class NameServerClient:
     def _look_up(self, topic: str, known: KnownRoute | None, deadline: Deadline) -> TopicRoute:
         """Ask one name server after the other for the route, and return their answers merged into one.
 
-        No further one is asked once the answers have all brokers of the ``known`` route. Without a known
-        route, one answer is enough, unless the first route is to be whole.
+        No further one is asked once the answers have all brokers and masters of the ``known`` route. Without
+        a known route, one answer is enough, unless the first route is to be whole.
         """
         header = GetRouteInfoRequestHeader(topic=with_namespace(self._namespace, topic))
-        had = set() if known is None else set(_broker_names(known.route))
+        had = set() if known is None else _listed(known.route)
         asks_all = known is None and self._is_first_whole
         routes: list[TopicRoute] = []
         failures: list[RocketMQError] = []
@@ -227,7 +227,7 @@ class NameServerClient:
                 failures.append(outcome)
                 continue
             routes.append(decode_route(outcome.body, topic))
-            had.difference_update(_broker_names(routes[-1]))
+            had -= _listed(routes[-1])
             if not had and not asks_all:
                 break
         if not routes:
@@ -339,18 +339,34 @@ def _verdict(failures: Sequence[RocketMQError]) -> RocketMQError:
     return [error for error in failures if weight(error) == heaviest][-1]
 
 
-def _broker_names(route: TopicRoute) -> set[str]:
-    return {broker.broker_name for broker in route.brokers}
+def _listed(route: TopicRoute) -> set[tuple[str, bool]]:
+    """Return the route's broker names with False, and once more with True those with a master."""
+    return {
+        (broker.broker_name, is_master)
+        for broker in route.brokers
+        for is_master in (False, True)
+        if not is_master or broker.master is not None
+    }
 
 
 def _merged(routes: Sequence[TopicRoute]) -> TopicRoute:
-    """Return the first route, extended by the brokers that only later routes have."""
+    """Return the first route, with the brokers or masters that it lacks from later ones.
+
+    A broker whose master is only in a later route has that route's addresses and queues: at a name server
+    where only the replica has registered, its queues may be read-only.
+    """
     first, *others = routes
     for route in others:
-        new = _broker_names(route) - _broker_names(first)
+        better = {name for name, _ in _listed(route) - _listed(first)}
         first = replace(
             first,
-            brokers=(*first.brokers, *(each for each in route.brokers if each.broker_name in new)),
-            queues=(*first.queues, *(each for each in route.queues if each.broker_name in new)),
+            brokers=(
+                *(each for each in first.brokers if each.broker_name not in better),
+                *(each for each in route.brokers if each.broker_name in better),
+            ),
+            queues=(
+                *(each for each in first.queues if each.broker_name not in better),
+                *(each for each in route.queues if each.broker_name in better),
+            ),
         )
     return first

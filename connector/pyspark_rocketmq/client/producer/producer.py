@@ -9,9 +9,9 @@ each broker creates the topic by itself, when it gets its first message. A produ
 as if all brokers had it, as Java's does, until its route expires. After that it uses only the brokers that
 have the topic by then, and so do producers that start later.
 
-Restarts. The last known route of a topic stays in use while no living broker has it, so that no key moves
-when a broker or a name server restarts. Sends to a broker that is away fail until it is back; they can be
-tried again.
+Restarts. A topic's first route has the brokers that any name server lists. The last known route stays in use
+while no living broker has the topic, so that no key moves when a broker or a name server restarts. Sends to a
+broker that is away fail until it is back; they can be tried again.
 """
 
 from __future__ import annotations
@@ -176,7 +176,12 @@ class Producer(Closing):
                 namespace, addresses, None if settings is None else settings.namespace_v2
             )
         self._name_servers = NameServerClient(
-            addresses, shared, self._clock, send_timeout_s, namespace=namespace
+            addresses,
+            shared,
+            self._clock,
+            send_timeout_s,
+            namespace=namespace,
+            is_first_whole=True,
         )
         self._brokers = BrokerClient(shared, self._clock, send_timeout_s, namespace=namespace)
         self._send_settings = SendSettings(producer_group=producer_group, max_message_bytes=max_message_size)
