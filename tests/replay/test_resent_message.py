@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import pytest
+
+from pyspark_rocketmq.errors import RocketMQError
 from pyspark_rocketmq.model import Message, MessageQueue
-from pyspark_rocketmq.replay.ranges import resent_message
+from pyspark_rocketmq.replay.ranges import batches_of, resent_message
 
 ORIGIN = MessageQueue("orders", "broker-a", 3)
 
@@ -50,3 +53,16 @@ def test_dead_letters_keep_where_they_came_from() -> None:
     message = resent(DLQ_ORIGIN_TOPIC="orders", DLQ_ORIGIN_MESSAGE_ID="AC10")
 
     assert message.properties["DLQ_ORIGIN_TOPIC"] == "orders"
+
+
+@pytest.mark.parametrize(
+    ("value", "problem"), [("a\x01b", r"U\+0001"), ("x" * 32_750, "take 328.. bytes, more than the 32767")]
+)
+def test_a_message_whose_properties_cannot_be_sent_is_named(value: str, problem: str) -> None:
+    """H3: Java's producers send such values, and a copy has two properties more than its original."""
+    messages = [resent(colour="blue"), resent(colour=value)]
+    named = r"^Message orders/broker-a/3/42 \(topic/broker/queue/offset\) cannot be sent to topic=copy .*"
+
+    assert batches_of(messages[:1], ORIGIN._replace(topic="copy")) == [messages[:1]]
+    with pytest.raises(RocketMQError, match=named + problem + ".* leave the message out of the replay"):
+        batches_of(messages, ORIGIN._replace(topic="copy"))

@@ -13,10 +13,10 @@ from dataclasses import dataclass, replace
 from itertools import zip_longest
 from typing import Final
 
-from pyspark_rocketmq.errors import DataLoss, OptionError
+from pyspark_rocketmq.errors import DataLoss, LocalProtocolError, OptionError, RocketMQError
 from pyspark_rocketmq.model import Message, MessageQueue, QueueBounds, QueueRange
-from pyspark_rocketmq.wire.properties import OF_ONE_DELIVERY, UNIQ_KEY
-from pyspark_rocketmq.wire.requests.send import select_by_hash
+from pyspark_rocketmq.wire.properties import OF_ONE_DELIVERY, UNIQ_KEY, encode_properties
+from pyspark_rocketmq.wire.requests.send import select_by_hash, split_batch
 
 logger = logging.getLogger(__name__)
 
@@ -53,6 +53,28 @@ def resent_message(
     kept[REPLAYED_FROM] = origin_of(origin, queue_offset)
     kept[REPLAYED_BY] = run
     return replace(original, topic=topic, properties=kept)
+
+
+def batches_of(messages: Sequence[Message], target: MessageQueue) -> list[Sequence[Message]]:
+    """Split messages for ``target``, created by :func:`resent_message`, into batches, in order.
+
+    Raises:
+        RocketMQError: If properties cannot be sent; it names the first such message. Some producers send a
+            value that contains a separator, and a copy's properties may be too long.
+    """
+    try:
+        return list(split_batch(messages))
+    except LocalProtocolError:
+        for message in messages:
+            try:
+                encode_properties(message.properties)
+            except LocalProtocolError as error:
+                origin = message.properties[REPLAYED_FROM]
+                raise RocketMQError(
+                    f"Message {origin} (topic/broker/queue/offset) cannot be sent to {target}: {error} To go "
+                    "on, leave the message out of the replay."
+                ) from error
+        raise
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -30,7 +30,7 @@ from pyspark_rocketmq.errors import (
 )
 from pyspark_rocketmq.model import MAX_MESSAGE_BYTES, QUEUE_OFFSET, Message, SendStatus, TopicRoute
 from pyspark_rocketmq.publish.sender import is_too_large
-from pyspark_rocketmq.replay.ranges import REPLAYED_BY, REPLAYED_FROM, Sending, resent_message
+from pyspark_rocketmq.replay.ranges import REPLAYED_BY, REPLAYED_FROM, Sending, batches_of, resent_message
 from pyspark_rocketmq.replay.target import read_tail
 from pyspark_rocketmq.retry import UNTIL_DEADLINE, call_with_retry
 from pyspark_rocketmq.source.ranges import QueuePartition, brokers_of
@@ -39,7 +39,7 @@ from pyspark_rocketmq.wire.codes import MessageSysFlag
 from pyspark_rocketmq.wire.compression import MAX_BODY_BYTES
 from pyspark_rocketmq.wire.messages import decode_stored_messages, encode_batch
 from pyspark_rocketmq.wire.requests.pull import PullRequest
-from pyspark_rocketmq.wire.requests.send import EncodedBatch, SendResult, split_batch
+from pyspark_rocketmq.wire.requests.send import EncodedBatch, SendResult
 
 _STOOD_STILL_S: Final = 10.0
 """Seconds without sending after which the target is read again: Spark may have started another attempt. It
@@ -243,7 +243,7 @@ class ResendRanges:
                 cut = rows.slice(start, self.messages_at_once)
                 messages = _messages(cut, part.sending)
                 offsets = iter(cut.column(QUEUE_OFFSET).to_pylist())
-                for together in split_batch(messages):
+                for together in batches_of(messages, part.sending.target):
                     sender.put([(next(offsets), message) for message in together])
                 sent += len(messages)
         return sent
