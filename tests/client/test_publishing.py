@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+from typing import Any
+
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -8,9 +11,10 @@ from pyspark_rocketmq.client.producer.attempts import (
     route_to_create,
     select_message_queue_by_hash,
 )
+from pyspark_rocketmq.errors import LocalProtocolError
 from pyspark_rocketmq.model import BrokerAddress, BrokerData, Message, MessageQueue, QueueData, TopicRoute
 from pyspark_rocketmq.wire.messages import encode_batch
-from pyspark_rocketmq.wire.requests.send import split_batch
+from pyspark_rocketmq.wire.requests.send import check_body, split_batch
 
 QUEUES = [MessageQueue("t", broker, number) for broker in ("a", "b") for number in range(2)]
 
@@ -60,3 +64,10 @@ def test_a_queue_is_selected_by_key() -> None:
     queues = [MessageQueue("t", "a", number) for number in range(7)]
 
     assert select_message_queue_by_hash(queues, "a") == queues[97 % 7]
+
+
+@pytest.mark.parametrize("body", ["paid", 3, None, float("nan")])
+def test_a_body_that_is_not_bytes_is_refused(body: Any) -> None:
+    """G2: before anything is sent."""
+    with pytest.raises(LocalProtocolError, match=r"topic orders has a body of type .*; encode it to bytes"):
+        check_body(body, "topic orders")

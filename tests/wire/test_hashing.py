@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+import pandas as pd
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -45,11 +47,20 @@ def test_a_number_goes_to_the_queue_that_java_chooses_for_its_type(key: dict[str
     assert [select_by_hash(number, count) for count in range(1, len(key["index"]) + 1)] == key["index"]
 
 
-@pytest.mark.parametrize("key", [1 << 63, -(1 << 63) - 1, True])
-def test_a_key_that_is_no_number_of_javas_is_refused(key: int) -> None:
+@pytest.mark.parametrize(
+    "key", [1 << 63, -(1 << 63) - 1, True, 3.0, 3.7, float("nan"), None, pd.NA, b"3"], ids=repr
+)
+def test_a_key_that_is_no_number_of_javas_is_refused(key: Any) -> None:
     """G1: it would go to some queue, and not to the one of Java's producers."""
     with pytest.raises(LocalProtocolError, match="make it a string"):
         select_by_hash(key, 4)
+
+
+def test_a_number_of_numpy_is_one_of_java() -> None:
+    """G1: keys from a DataFrame of pandas are of this type."""
+    number: Any = np.int64(-7)
+
+    assert java_hash(number) == java_hash(-7)
 
 
 @given(st.text(), st.text(), st.integers(1, 100_000))

@@ -3,6 +3,8 @@ from __future__ import annotations
 import tracemalloc
 from typing import Any
 
+import numpy as np
+import pandas as pd
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -73,6 +75,15 @@ def test_an_empty_value_is_not_written_since_no_consumer_would_get_it() -> None:
     with pytest.raises(LocalProtocolError, match="'region' has an empty value"):
         encode_properties({"region": "", "x": "1"})
     assert decode_properties(b"region\x01\x02x\x011\x02") == {"x": "1"}
+
+
+@pytest.mark.parametrize("value", [3, 0, float("nan"), None, np.int64(3), b"3", pd.NA], ids=repr)
+def test_a_property_that_is_no_string_is_named(value: Any) -> None:
+    """G2: as a row of pandas has them, for example."""
+    with pytest.raises(LocalProtocolError, match=r"property 'DELAY' has the value .*must be strings"):
+        encode_properties({"x": "1", "DELAY": value})
+    with pytest.raises(LocalProtocolError, match="must be strings"):
+        encode_properties({value: "1"})
 
 
 def test_a_lone_surrogate_is_not_written() -> None:

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import codecs
 import re
-from collections.abc import Mapping
-from typing import Final
+from collections.abc import Iterable, Mapping
+from typing import Any, Final
 
 from pyspark_rocketmq.errors import LocalProtocolError, RemoteProtocolError
 
@@ -119,12 +119,18 @@ def encode_properties(properties: Mapping[str, str]) -> bytes:
     """Write properties in the mapping's order, each entry ended by U+0002.
 
     Raises:
-        LocalProtocolError: If a name or value contains a separator or cannot be UTF-8, one of them is empty,
-            or the result exceeds ``MAX_PROPERTIES_BYTES``.
+        LocalProtocolError: If a name or value is no string, contains a separator, cannot be UTF-8 or is
+            empty, or if the result exceeds ``MAX_PROPERTIES_BYTES``.
 
     Source: RocketMQ 5.3.3 ``MessageDecoder.messageProperties2String``, ``Message.putUserProperty``.
     """
-    for name, value in properties.items():
+    entries: Iterable[tuple[Any, Any]] = properties.items()
+    for name, value in entries:
+        if not isinstance(name, str) or not isinstance(value, str):
+            raise LocalProtocolError(
+                f"Message property {name!r:.80} has the value {value!r:.80}, and both must be strings; "
+                "convert them."
+            )
         if not name:
             raise LocalProtocolError("A message property has an empty name; every consumer would drop it.")
         if not value:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
@@ -60,11 +61,15 @@ def java_hash(sharding_key: ShardingKey) -> int:
     """
     if isinstance(sharding_key, str):
         return java_string_hash(sharding_key)
-    if isinstance(sharding_key, bool) or not -_MOST <= sharding_key < _MOST:
+    try:
+        number = operator.index(sharding_key)
+    except TypeError:
+        number = _MOST
+    if isinstance(sharding_key, bool) or not -_MOST <= number < _MOST:
         raise LocalProtocolError(
-            f"Sharding key {sharding_key!r} is neither a string nor an integer of 64 bits; make it a string."
+            f"Sharding key {sharding_key!r:.80} is neither a string nor an integer of 64 bits; make it a "
+            "string."
         )
-    number = int(sharding_key)
     if not isinstance(sharding_key, JavaInteger):
         unsigned = number & _LONG_MASK
         number = unsigned ^ unsigned >> 32
@@ -291,10 +296,14 @@ def check_body(body: bytes, where: str, most: int = MAX_MESSAGE_BYTES) -> None:
     """Check that a body has 1 to ``most`` bytes; errors name ``where`` it is to be sent.
 
     Raises:
-        LocalProtocolError: If the body is empty or too large.
+        LocalProtocolError: If the body is not bytes, empty or too large.
 
     Source: RocketMQ 5.3.3 ``Validators.checkMessage``.
     """
+    if not isinstance(body, bytes | bytearray | memoryview):
+        raise LocalProtocolError(
+            f"A message for {where} has a body of type {type(body).__name__}; encode it to bytes."
+        )
     if not body:
         raise LocalProtocolError(
             f"A message for {where} has an empty body, which consumers would get as null; send at least one "
