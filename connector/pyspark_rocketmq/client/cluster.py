@@ -77,11 +77,8 @@ class Cluster:
             options.namespace or "",
         )
 
-    def name_server(self, route_max_age_s: float = 30.0, *, is_first_whole: bool = False) -> NameServerClient:
-        """Return a client of the name servers; routes are remembered for ``route_max_age_s``.
-
-        With ``is_first_whole``, a topic's first route has the brokers that any of the name servers lists.
-        """
+    def name_server(self, route_max_age_s: float = 30.0) -> NameServerClient:
+        """Return a client of the name servers; routes are remembered for ``route_max_age_s``."""
         return NameServerClient(
             self.name_servers,
             self.pool,
@@ -89,7 +86,6 @@ class Cluster:
             self.timeout_s,
             route_max_age_s,
             namespace=self.namespace,
-            is_first_whole=is_first_whole,
         )
 
     def brokers(self, at_most_s: float = math.inf) -> BrokerClient:

@@ -63,6 +63,8 @@ class KnownRoute(NamedTuple):
 class NameServerClient:
     """Asks one name server for routes as long as it answers, then the next one; any thread may use it.
 
+    A topic's first route has the brokers and masters that any name server lists.
+
     A name server that denies a topic, or answers with an error, may just have restarted, or brokers may no
     longer register with it. So the others are asked, and a topic's last known route stays in use. Only a
     topic's brokers can show that the topic was deleted.
@@ -81,14 +83,8 @@ class NameServerClient:
         route_max_age_s: float = 30.0,
         *,
         namespace: str = "",
-        is_first_whole: bool = False,
     ) -> None:
-        """Ask the name servers at ``addresses``.
-
-        With ``is_first_whole`` the first route of a topic has the brokers and masters that any name server
-        lists. A single name server that has just restarted may lack some, and nothing would show that they
-        are missing.
-        """
+        """Ask the name servers at ``addresses``."""
         if not addresses:
             raise ValueError("A name server client needs at least one address.")
         self._addresses = addresses
@@ -97,7 +93,6 @@ class NameServerClient:
         self._request_timeout_s = request_timeout_s
         self._route_max_age_s = route_max_age_s
         self._namespace = namespace
-        self._is_first_whole = is_first_whole
         self._lock = threading.Lock()
         self._current = 0
         self._known: dict[str, KnownRoute] = {}
@@ -215,11 +210,11 @@ class NameServerClient:
         """Ask one name server after the other for the route, and return their answers merged into one.
 
         No further one is asked once the answers have all brokers and masters of the ``known`` route. Without
-        a known route, one answer is enough, unless the first route is to be whole.
+        a known route, all are asked: a name server that has just restarted may lack brokers, and nothing
+        would show that they are missing.
         """
         header = GetRouteInfoRequestHeader(topic=with_namespace(self._namespace, topic))
         had = set() if known is None else _listed(known.route)
-        asks_all = known is None and self._is_first_whole
         routes: list[TopicRoute] = []
         failures: list[RocketMQError] = []
         for outcome in self._outcomes(command_of(RequestCode.GET_ROUTEINFO_BY_TOPIC, header), deadline):
@@ -228,7 +223,7 @@ class NameServerClient:
                 continue
             routes.append(decode_route(outcome.body, topic))
             had -= _listed(routes[-1])
-            if not had and not asks_all:
+            if known is not None and not had:
                 break
         if not routes:
             raise _verdict(failures)

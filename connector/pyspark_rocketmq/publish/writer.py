@@ -62,7 +62,7 @@ def seen_routes(options: WriteOptions) -> SeenRoutes:
     try:
         cluster = Cluster.of(options, clock)
         deadline = Deadline.after(clock, cluster.timeout_s)
-        name_server = cluster.name_server(is_first_whole=True)
+        name_server = cluster.name_server()
         return {options.topic: name_server.route(options.topic, deadline)}
     except RocketMQError as error:
         # Tasks try again for longer, and from their own machines.

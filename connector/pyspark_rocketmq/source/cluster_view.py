@@ -137,7 +137,7 @@ class ClusterView:
         self._timeout_s = options.request_timeout_ms / 1000
         cluster = Cluster.of(options, clock, pool=pool)
         max_age_s = options.route_refresh_ms / 1000
-        self._name_server = name_server = cluster.name_server(max_age_s, is_first_whole=True)
+        self._name_server = name_server = cluster.name_server(max_age_s)
         self._routes = cluster.routes(options, name_server)
         self._matching = (
             MatchingTopics(name_server, options.topic_pattern, clock, max_age_s)

@@ -181,7 +181,6 @@ class Producer(Closing):
             self._clock,
             send_timeout_s,
             namespace=namespace,
-            is_first_whole=True,
         )
         self._brokers = BrokerClient(shared, self._clock, send_timeout_s, namespace=namespace)
         self._send_settings = SendSettings(producer_group=producer_group, max_message_bytes=max_message_size)

@@ -97,7 +97,7 @@ class SendBack:
 
     @cached_property
     def _name_servers(self) -> NameServerClient:
-        return self._cluster.name_server(is_first_whole=True)
+        return self._cluster.name_server()
 
     @cached_property
     def _producer(self) -> Producer:
