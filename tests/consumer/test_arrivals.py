@@ -249,6 +249,21 @@ def test_a_queue_with_too_many_messages_is_held_until_they_are_passed() -> None:
     assert {each.ack.state.next_offset for each in task.results.values()} == {3, 2}
 
 
+def test_a_queue_whose_last_piece_is_too_large_is_read_again_once_it_is_passed() -> None:
+    """D13: an open range keeps its newest piece, however large."""
+    source = OpenSource()
+    task = Task(source, lambda _: SUCCESS)
+    task.start()
+    source.send(piece(OPEN, 0, 1, nbytes=1 << 30))
+    wait_until(lambda: len(task.calls) == 2)
+    wait_until(lambda: not source.held)
+    assert source.was_held
+    task.orders.given_up.add(QUEUE)
+    wait_until(lambda: len(source.left) == 1)
+    source.end()
+    task.join()
+
+
 def test_an_open_range_may_begin_suspended_and_be_given_up_before_it_begins() -> None:
     """D3, D7"""
     until_s = SystemClock().now_s() + 60.0

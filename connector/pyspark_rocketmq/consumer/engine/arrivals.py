@@ -210,7 +210,8 @@ class Arrivals:
         Otherwise read it again, if it was stopped. ``most_held`` is the number of waiting messages that is
         too many.
         """
-        is_full = one.held >= most_held or one.held_bytes >= _HELD_BYTES
+        # The newest piece is kept even if all its messages are passed.
+        is_full = one.held >= most_held or (one.held > 0 and one.held_bytes >= _HELD_BYTES)
         if one.is_held != is_full:
             one.is_held = is_full
             (self._source.hold if is_full else self._source.go_on)(one.planned.queue)
