@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from copy import copy
 from typing import Any
 
 import pytest
 
+from pyspark_rocketmq.consume.not_now import REFUSED_PAUSE_S
 from pyspark_rocketmq.errors import (
     BrokerError,
     ConnectFailed,
@@ -84,6 +86,7 @@ def test_a_claim_waits_only_for_brokers_that_do_not_report_the_groups_offset(err
 
     scenario.brokers.failures.clear()
     scenario.consume(A0, 3)
+    scenario.planning.clock.advance(REFUSED_PAUSE_S)
     assert scenario.next() == [(B0, 2, 3)]
 
 
@@ -104,6 +107,7 @@ def test_a_plan_waits_only_for_brokers_that_do_not_take_a_reset(error: RocketMQE
     assert brokers.offsets[A0] == 1
 
     brokers.failures.clear()
+    planning.clock.advance(REFUSED_PAUSE_S)
     assert planning.next() == [(B0, 2, 4)]
     assert brokers.offsets[B0] == 2
 
@@ -137,6 +141,7 @@ def test_a_plan_waits_only_for_brokers_that_are_not_shown_what_they_forgot(error
     assert planning.next() == [(A0, 4, 5)]
     brokers.write = write  # type: ignore[method-assign]
     planning.commit(A0, 5)
+    planning.clock.advance(REFUSED_PAUSE_S)
     assert planning.next() == [(B0, 4, 5)]
 
 
@@ -157,6 +162,7 @@ def test_a_new_topic_that_cannot_be_begun_yet_holds_up_no_other(error: RocketMQE
     assert planning.next() == [(A0, 4, 5)]
     planning.view.starting_positions = begin  # type: ignore[method-assign]
     planning.commit(A0, 5)
+    planning.clock.advance(REFUSED_PAUSE_S)
     assert planning.next() == [(payments, 0, 3)]
 
 
@@ -255,6 +261,33 @@ def test_reading_that_is_switched_off_is_waited_for_by_a_new_group() -> None:
     assert scenario.next() is None
     scenario.log.stored[A0].append(3)
     assert scenario.next() == [(A0, 2, 3)]
+
+
+class EveryAnswerIsNew(dict[str, RocketMQError]):
+    """Failures that are raised as new objects, as a client's are; counts them."""
+
+    count = 0
+
+    def __getitem__(self, key: str) -> RocketMQError:
+        self.count += 1
+        return copy(super().__getitem__(key))
+
+
+@pytest.mark.parametrize("error", [each for each in NOT_NOW if isinstance(each, BrokerError)], ids=kind)
+def test_a_claim_that_a_broker_refuses_rests(error: RocketMQError, caplog: pytest.LogCaptureFixture) -> None:
+    """A8: a trigger may come every few milliseconds; the broker is asked again after 3 s."""
+    scenario = claimed_again()
+    refusals = scenario.brokers.failures = EveryAnswerIsNew({"broker-b": error})
+
+    for _ in range(5):
+        scenario.next()
+        scenario.consume(A0, 3)
+    assert refusals.count == 1
+    scenario.planning.clock.advance(REFUSED_PAUSE_S)
+    scenario.next()
+
+    assert refusals.count == 2
+    assert len([text for text in caplog.messages if "left out of this plan" in text]) == 2
 
 
 def test_a_queue_that_waits_is_logged_once_for_each_answer(caplog: pytest.LogCaptureFixture) -> None:

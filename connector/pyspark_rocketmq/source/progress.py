@@ -383,7 +383,7 @@ class GroupProgress:
         waiting: dict[MessageQueue, RocketMQError] = {}
         if new:
             self._claiming = {queue: rows[queue].epoch for queue in new if queue in rows}
-            claimed, waiting = self._claims.claim(new, rows, snapshot)
+            claimed, waiting = self._claims.claim(new, rows, snapshot, self._clock.monotonic_s())
             self._claiming = {}
             self._claimed |= {queue: self._grants[queue] for queue in claimed}
             rows |= claimed
@@ -402,7 +402,7 @@ class GroupProgress:
             waiting |= self._generations.waiting
         progress = _without(progress, waiting)
         self._claims.note(progress, snapshot, self._clock.monotonic_s())
-        waiting |= self._claims.write_resets(progress, snapshot.addresses)
+        waiting |= self._claims.write_resets(progress, snapshot.addresses, self._clock.monotonic_s())
         progress = _without(progress, waiting)
         self._report_waiting(waiting)
         self._look_for_resets(progress, snapshot)

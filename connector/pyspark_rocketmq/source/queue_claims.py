@@ -10,7 +10,7 @@ from pyspark_rocketmq.client.cluster import Cluster, at_brokers
 from pyspark_rocketmq.client.pool import ChannelPool
 from pyspark_rocketmq.clock import Clock, Deadline
 from pyspark_rocketmq.consume.beginnings import begin_new_queues
-from pyspark_rocketmq.consume.not_now import reports_no_members, sorted_out, waits
+from pyspark_rocketmq.consume.not_now import Rests, reports_no_members, sorted_out, waits
 from pyspark_rocketmq.consume.positions import RecentOffsets
 from pyspark_rocketmq.display import peer_text
 from pyspark_rocketmq.errors import OffsetError, RocketMQError
@@ -75,6 +75,10 @@ class QueueClaims:
         crash."""
         self._begun_in_part: set[MessageQueue] = set()
         """Queues whose start by the options may not have reached their brokers."""
+        self._rests: Rests[MessageQueue] = Rests()
+        """Queues for which a broker refused a request: a trigger may come every few milliseconds."""
+        self._waits_for: frozenset[str] = frozenset()
+        """The silent brokers for which topics were last logged to wait."""
 
     def note(self, rows: Rows, snapshot: Snapshot, now_s: float) -> None:
         """Note the next offsets in ``rows``, and which brokers answer.
@@ -90,27 +94,32 @@ class QueueClaims:
         self._passed.note({queue: row.next_offset for queue, row in rows.items()}, answering, now_s)
 
     def claim(
-        self, new: Collection[MessageQueue], rows: Rows, snapshot: Snapshot
+        self, new: Collection[MessageQueue], rows: Rows, snapshot: Snapshot, now_s: float
     ) -> tuple[dict[MessageQueue, OffsetRow], Waiting]:
         """Claim the held queues ``new``; return the rows of those claimed, and why the others must wait.
 
         A topic waits if the group cannot begin in it yet; a queue waits if its broker does not report the
-        group's offset, or does not take a newer one. The other queues do not wait for them.
+        group's offset, or does not take a newer one. The other queues do not wait for them. Brokers that
+        refuse are asked again after 3 s. ``now_s`` is in monotonic seconds.
 
         Raises:
             NoPermission: If the group's offsets may not be read or written.
             RocketMQError: If a broker refuses for good, or the offset store does not take the claims.
         """
         known: Mapping[MessageQueue, int] | None = None
-        waiting: Waiting = {}
+        waiting: Waiting = self._rests.among(new, now_s)
+        asked = new = frozenset(new).difference(waiting)
+        refused: Waiting = {}
         if self._broker_offsets is not None:
-            known, waiting = self._read(new, snapshot.addresses)
-            known, not_reported = self._without_forgotten(known, rows, snapshot.addresses)
-            waiting |= not_reported
-            new = frozenset(new).difference(waiting)
+            known, refused = self._read(new, snapshot.addresses)
+            known, not_taken = self._without_forgotten(known, rows, snapshot.addresses)
+            refused |= not_taken
+            waiting |= refused
+            new = new.difference(waiting)
         at_broker = known or {}
-        starts, cannot_begin = self._starts(new, rows, at_broker, waiting, snapshot)
-        waiting |= cannot_begin
+        starts, cannot_begin, no_starts = self._starts(new, rows, at_broker, waiting, snapshot)
+        waiting |= cannot_begin | no_starts
+        self._rests.note({queue: (refused | no_starts).get(queue) for queue in asked}, now_s)
         ready = {queue: starts.get(queue, 0) for queue in sorted(new) if queue in rows or queue in starts}
         if not ready:
             return {}, waiting
@@ -185,12 +194,12 @@ class QueueClaims:
             )
         return {**known, **forgotten}, self._write(forgotten, addresses)
 
-    def write_resets(self, rows: Rows, addresses: Addresses) -> Waiting:
+    def write_resets(self, rows: Rows, addresses: Addresses, now_s: float) -> Waiting:
         """Write each reset of a held queue to its broker before anything is consumed from its target.
 
         Otherwise the broker's offset would look like another member's at the next claim. The store records
         what was written. Queues whose broker did not take the reset are returned with the reason: they must
-        not be planned.
+        not be planned. Brokers that refuse are asked again after 3 s. ``now_s`` is in monotonic seconds.
 
         Raises:
             NoPermission: If the group's offsets may not be written.
@@ -205,7 +214,11 @@ class QueueClaims:
         }
         if not news:
             return {}
-        waiting = self._write({queue: row.next_offset for queue, row in news.items()}, addresses)
+        resting = self._rests.among(news, now_s)
+        targets = {queue: row.next_offset for queue, row in news.items() if queue not in resting}
+        refused = self._write(targets, addresses)
+        self._rests.note({queue: refused.get(queue) for queue in targets}, now_s)
+        waiting = resting | refused
         taken = {queue: row for queue, row in news.items() if queue not in waiting}
         for batch_id in sorted({row.batch_id for row in taken.values()}):
             written = [
@@ -224,10 +237,11 @@ class QueueClaims:
         at_broker: Mapping[MessageQueue, int],
         not_reported: Waiting,
         snapshot: Snapshot,
-    ) -> tuple[dict[MessageQueue, int], Waiting]:
-        """Return where queues without a row begin, and the queues for which it is not known yet, and why.
+    ) -> tuple[dict[MessageQueue, int], Waiting, Waiting]:
+        """Return where queues without a row begin, and two groups of queues that must wait, with the reasons.
 
-        If a broker refuses a request for starts by the options, the queues that need such a start wait.
+        The first group waits for brokers that another request did not reach. The second one needs a start by
+        the options, and a broker refused a request for it.
 
         Args:
             reported: Queues to claim, of which ``at_broker`` has the group's offset if there is one.
@@ -244,14 +258,15 @@ class QueueClaims:
             not_reported=not_reported,
             unreachable=snapshot.unreachable,
         )
-        if beginnings.waiting and snapshot.unreachable:
+        waits_for = frozenset(snapshot.unreachable if beginnings.waiting else ())
+        if waits_for - self._waits_for:
             logger.warning(
                 "group=%s begins in %s when all brokers answer; waiting for %s",
                 self._group,
                 ", ".join(sorted({queue.topic for queue in beginnings.waiting})),
                 ", ".join(sorted(snapshot.unreachable)),
             )
-        waiting = dict(beginnings.waiting)
+        self._waits_for = waits_for
         starts = {queue: snapshot.bounds[queue].min_offset for queue in beginnings.at_first}
         starts |= {queue: at_broker[queue] for queue in unknown if queue in at_broker}
         if beginnings.by_option:
@@ -260,8 +275,8 @@ class QueueClaims:
             except RocketMQError as error:
                 if not waits(error, has_worked=bool(rows)):
                     raise
-                waiting |= dict.fromkeys(beginnings.by_option, error)
-        return starts, waiting
+                return starts, dict(beginnings.waiting), dict.fromkeys(beginnings.by_option, error)
+        return starts, dict(beginnings.waiting), {}
 
     def _beginning(
         self,
