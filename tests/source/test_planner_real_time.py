@@ -269,14 +269,14 @@ def test_a_queue_whose_log_ends_where_another_begins_is_read_to_that_end() -> No
     assert scenario.generations() == {A0: 1, A1: 0}
 
 
-def test_spark_gets_as_many_tasks_as_can_run(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_spark_gets_as_many_tasks_as_can_run() -> None:
     """D1: no task ends, so none may wait for a slot; the ranges are shared by their backlogs."""
     planning = in_real_time({A0: (0, 900), A1: (0, 5), B0: (0, 800)})
     reader = RocketMQStreamReader(ReadOptions.parse({"nameServers": "n:1", "topic": "orders", **REAL_TIME}))
     driver = create_autospec(PlannerControl, instance=True)
     driver.slots.return_value = 2
-    monkeypatch.setattr(reader, "_planner", planning.planner)
-    monkeypatch.setattr(reader, "_driver", driver)
+    # Both are made at first use, and the planner would join the group.
+    vars(reader).update(_planner=planning.planner, _driver=driver)
     start = reader.initialOffset()
     end = reader.latestOffset(start, reader.getDefaultReadLimit())
 
@@ -288,7 +288,7 @@ def test_spark_gets_as_many_tasks_as_can_run(monkeypatch: pytest.MonkeyPatch) ->
     assert [sum(batch.num_rows for batch in reader.read(task)) for task in tasks] == [1, 1]
     # A query starts again on this checkpoint.
     planning.restart()
-    monkeypatch.setattr(reader, "_planner", planning.planner)
+    vars(reader).update(_planner=planning.planner)
     assert reader.partitions(start, end) == []
 
 
