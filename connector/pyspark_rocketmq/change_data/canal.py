@@ -3,8 +3,8 @@
 Position: the number of transactions that the source has executed, if Canal reads by global transaction
 ids (``canal.instance.gtidon=true``), or TiCDC's commit timestamp (``enable-tidb-extension=true``). All
 changes of a transaction have one position; they are in the order of the queue. So if a transaction takes a
-key from one row and gives it to another, in two queues, the two have no order. Without either there
-is no position: ``es`` has whole seconds, and ``id`` counts from the start of the program.
+key from one row and gives it to another, and these changes are in two queues, they have no order. A message
+with neither number has no position: ``es`` has whole seconds, and ``id`` counts from the program's start.
 
 Source: ``MQMessageUtils.messageConverter``, ``CanalRocketMQProducer.send``.
 """
@@ -38,7 +38,7 @@ _OPERATIONS: Final = {
     "DELETE": Operation.DELETE,
 }
 _NOTHING: Final = (b"", b"null")
-"""Bodies without a change. Old versions of Canal send ``null`` to queues that get no row of a message."""
+"""Bodies without a change. Old versions of Canal send ``null`` to a queue if a message has no rows for it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +120,7 @@ class CanalJson:
 
 @dataclass(frozen=True, slots=True)
 class _Flat:
-    """Members of a message, which are checked where they are used."""
+    """Members of a message's JSON object. Each method checks the type of the member that it returns."""
 
     members: Mapping[str, Any]
 
@@ -156,7 +156,7 @@ class _Flat:
 
 @dataclass(frozen=True, slots=True)
 class _Shape:
-    """The members of a message that count for all of its rows."""
+    """The parts of a message that apply to all of its rows."""
 
     operation: Operation
     table: SourceTable

@@ -6,9 +6,10 @@ are in the order of the queue.
 
 Where Canal hashes keys, the rows of an event are in entries of their own, in several queues, which have no
 order. A statement such as ``UPDATE t SET no = no + 1 ORDER BY no DESC`` frees each key before a row gets it.
-So in an entry with one of several rows, the old key of an update is deleted at the byte before the event.
-``INSERT … ON DUPLICATE KEY UPDATE`` and REPLACE may change a row's key twice in one event, from 1 to 2 to 3.
-Nothing in the entries distinguishes this from keys that are freed, so a row with the key 2 stays.
+So if an entry has only one row of an event with several, and an update changes its key, the delete of the old
+key has the position of the byte before the event. ``INSERT … ON DUPLICATE KEY UPDATE`` and REPLACE may change
+a row's key twice in one event, from 1 to 2 to 3. Nothing in the entries distinguishes this from keys that are
+freed. So the table keeps a row with the key 2, which the source no longer has.
 
 Only a few fields are needed, so they are read without generated code: those of ``CanalProtocol.proto`` and
 ``EntryProtocol.proto``.
@@ -188,7 +189,7 @@ def _statement(
 
 
 def _rows_of_event(header: Fields) -> int:
-    """Return how many rows an event has, of which an entry may have only one; 0 if unknown."""
+    """Return how many rows the event of an entry has; 0 if unknown. The entry may have only one of them."""
     pairs = (fields(pair) for pair in header.get(12, ()) if isinstance(pair, bytes))
     return next((int(text(pair, 2)) for pair in pairs if text(pair, 1) == _ROWS_OF_EVENT), 0)
 

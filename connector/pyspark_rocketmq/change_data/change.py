@@ -94,9 +94,9 @@ class SourceType:
 Position: TypeAlias = tuple[int, ...]
 """Place of a change in the change log of its source.
 
-Positions of one table are compared as tuples. The module of the envelope documents their parts; their number
-is the same in every message. Of changes with equal positions, rows of a snapshot come first. The others are
-in the order of the queue: by their messages, then by their places in a message.
+Positions of one table are compared as tuples. The module of the envelope documents the parts of a position;
+all positions of a source have the same number of parts. Of changes with equal positions, rows of a snapshot
+come first. The others are in the order of the queue: by their messages, then by their places in a message.
 """
 
 

@@ -40,7 +40,7 @@ _MOST_DIGITS: Final = 131_072
 """Digits that PostgreSQL's numeric may have before the point; behind it there are fewer."""
 _LONGEST_BITS: Final = 64
 _BEYOND_SINGLE: Final = 2.0**128 - 2.0**103
-"""Least number that 32 bits round to infinity; Java writes their greatest number as 3.4028235E38."""
+"""Least number that is infinite as a 32-bit float. Java writes the greatest 32-bit float as 3.4028235E38."""
 
 
 @dataclass(frozen=True, slots=True)

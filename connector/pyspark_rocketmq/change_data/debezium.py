@@ -9,9 +9,10 @@ Positions, which have the same number of parts in all messages of a connector:
 * SQL Server: commit LSN and change LSN, three parts each, and the number of the event.
 * Other connectors: none.
 
-An update of the table's own key is a delete and an insert with one position, in two queues. If ``keys`` names
-other columns, which the update keeps, the row would be lost whenever the insert is read first. So that delete
-has a position just below the update.
+For an update of the table's own key, Debezium sends a delete and an insert with one position, in two queues.
+If ``keys`` names other columns, the update may leave their values as they are. The delete and the insert then
+have the same key, and a delete that is read last would remove the row. So this delete gets a position just
+below the update.
 
 Without a schema, values are as JSON has them, types are empty, and nothing distinguishes bytes and precise
 decimals from text: set ``decimal.handling.mode=string``.
@@ -93,7 +94,11 @@ class DebeziumJson:
             return [BadChange(str(fault), table)]
 
     def _freed(self, change: Change, own_key: Mapping[str, Any]) -> Change:
-        """Return the delete of a changed key, just below the update if its named key may be the new one's."""
+        """Return Debezium's delete of a changed key, with a position just below the update if necessary.
+
+        That is necessary if ``keys`` lacks columns of the table's own key: the values that ``keys`` names may
+        then be the same in the insert that follows.
+        """
         named, position = self.rules.keys_of(change.table), change.position
         if change.operation is not Operation.DELETE or named is None or position is None:
             return change
@@ -162,7 +167,7 @@ class _Struct:
 
     @classmethod
     def of(cls, value: Any, rules: Rules) -> _Struct:
-        """Return the payload of a JSON value with its schema; a value that is no such pair has no schema.
+        """Return a JSON value's payload and schema; a value without these two members is the payload.
 
         Raises:
             ValueError: If the payload is no JSON object.

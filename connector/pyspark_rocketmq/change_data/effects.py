@@ -20,14 +20,14 @@ from typing import Final, NamedTuple
 from pyspark_rocketmq.errors import OffsetError
 
 Order = str
-"""A place in the order of a table's changes, as text: the comparison of texts is that of the places.
+"""A text for a place in the order of a table's changes: texts compare as their places do.
 
-Tables store it as text: Delta has statistics for texts, and all engines compare those in the same way.
+Tables store this text: Delta has statistics for texts, and all engines compare those in the same way.
 """
 LOWEST: Final[Order] = ""
 """The place below all others: that of a value which nobody has sent yet."""
 OTHERS: Final = "*"
-"""Key in :attr:`Fact.older` whose place is that of all columns which the mapping does not name."""
+"""Key in :attr:`Fact.older` that stands for all columns which have no entry of their own there."""
 NONE_OLDER: Final[Mapping[str, Order]] = MappingProxyType({})
 _PARTS, _RANKS = ".", " "
 """Separators within and between tuples. The second one sorts lower, so a shorter tuple is the lower one."""
@@ -56,7 +56,10 @@ def order_of(
 
 
 def parts_in(place: Order) -> int | None:
-    """Return how many parts the position in a place has; None if the text ends within the position."""
+    """Return how many parts the position in a place has.
+
+    None if the text was cut off within the position, as texts in Delta's statistics may be.
+    """
     position, rank, _ = place.partition(_RANKS)
     if not rank:
         return None
@@ -98,7 +101,7 @@ class RowState(NamedTuple):
     """Place of the newest value, or of the deletion if the row is deleted."""
     is_deleted: bool
     row: int | None
-    """Number of the row with the values of all columns that ``elsewhere`` lacks; None if there is none."""
+    """Number of the row with the values of all columns not in ``elsewhere``; None if no values are kept."""
     elsewhere: Mapping[str, int | None]
     """Numbers of the rows with the values of other columns; None for a value that is missing."""
     older: Mapping[str, Order]
@@ -141,7 +144,7 @@ def place_in(older: Mapping[str, Order], column: str, at: Order) -> Order:
 
 
 def _row_of(facts: Sequence[Fact], columns: Sequence[str], deleted_at: Order) -> RowState:
-    """Return the state of a row with the newest value of each column after the deletion, if there is one."""
+    """Return the state of a row: the newest value of each column; none if it is older than the deletion."""
     # A stored row with the same place as a change contains it.
     newest = max(facts, key=lambda fact: (fact.at, not fact.older))
     if not newest.older:

@@ -6,9 +6,10 @@ Rule 2: a change opens a version if there is none, or if it changes the value of
 change belongs to the version that contains its place, and its values are those of the version from then on.
 Rule 3: a value that a change lacks is taken over from the version before. After a deletion, or without a
 version before, it is missing.
-Rule 4: a version is a summary of events. If an event cannot be derived from the versions again, it is *lost*
-in them. It must be remembered elsewhere: a change that comes late may have to split a version, which needs
-all events. Once an event is forgotten there, only the values in the versions remain of it.
+Rule 4: a version is a summary of events. An event that cannot be derived from the stored versions again is
+*lost* in them. Callers must record it elsewhere; then it is *remembered*. A change that comes late may have
+to split a version, which needs all its events. If the record of an event is deleted, only the values in the
+versions remain of it.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ class Version:
     """Place of the change that opened it."""
     start: datetime | None
     values: dict[str, int]
-    """Numbers of the rows with the values at the version's end, by column; a missing value has none."""
+    """Numbers of the rows with the values at the version's end, by column. Missing values are left out."""
     places: dict[str, Order]
     """Place of the change that gave each value; a value that is missing, or older than the version, has none.
     """
@@ -71,10 +72,10 @@ class Version:
         return compressed({name: self.places.get(name, LOWEST) for name in columns}, self.at)
 
     def lost(self) -> Iterator[Event]:
-        """Yield the events that cannot be derived from the version again, except the remembered ones.
+        """Yield the lost events of the version (rule 4), except the remembered ones.
 
-        Such events are lost (rule 4). Only the change that opened the version is not lost, and only until a
-        later change of the version replaces one of its values.
+        All its events are lost, except that the change that opened it is not lost while no later change has
+        replaced one of its values.
         """
         for event in self.events:
             is_shown = event.at == self.at and all(
@@ -99,7 +100,7 @@ def history(
     differ: Differ,
     inherited: Mapping[str, int] = NOTHING,
 ) -> History:
-    """Return the versions that result from the events of one key, and the events that they do not show.
+    """Return the versions that result from the events of one key, and the lost events to be recorded.
 
     Args:
         events: Events in any order; any of them may come several times.
@@ -124,7 +125,7 @@ class _Walk:
     """Values that the next version takes over from the one before."""
     versions: list[Version] = field(default_factory=list)
     in_vain: list[Event] = field(default_factory=list)
-    """Deletions that ended nothing, and are not remembered yet."""
+    """Deletions before which there was no row, and which are not remembered yet."""
     _current: Version | None = None
     _time: datetime | None = None
 

@@ -66,10 +66,10 @@ class _Declared:
         return int(parts[at]) if at < len(parts) else otherwise
 
     def length(self, most: int) -> int:
-        """Return the length that the type names, or 1.
+        """Return the length that the type names; 1 if it names none.
 
         Raises:
-            ValueError: If it is no number, or more than ``most``, MySQL's maximum.
+            ValueError: If the length is no number, or more than ``most``, MySQL's maximum.
         """
         length = self.number(0, 1)
         if length > most:

@@ -22,13 +22,13 @@ SHADOW_TABLES: Final = r"_(.*)_(gho|ghc|del|new|old)"
 """Pattern of the names of tables that gh-ost and pt-online-schema-change make for a while."""
 SOURCE_DATABASE: Final = "__source_database"
 SOURCE_TABLE: Final = "__source_table"
-"""Columns that are added to the key if several tables of the source are merged into one."""
+"""This column and :data:`SOURCE_DATABASE` are added to the key if several source tables become one."""
 SEVERAL: Final = "*"
 """Value of :attr:`Routed.source` if several tables of the source are merged into one."""
 _PLACEHOLDER: Final = re.compile(r"\{(\w+)\}")
 _NAMES: Final = ("database", "schema", "table")
 _DEFAULT_DEPTHS: Final = frozenset({1, 2})
-"""Slashes in the folders of tables without a target: two where the source has schemas."""
+"""Numbers of slashes in folders of routes without a ``target``: 2 if the source has schemas, else 1."""
 _PLAIN: Final = re.compile(r"[\w.-]")
 
 
@@ -163,7 +163,7 @@ class Routed:
     def kept(self, columns: Iterable[str]) -> list[str]:
         """Return those of ``columns`` that ``include`` and ``exclude`` keep, by their names in the source.
 
-        The result lacks a column of the key that they leave out, although the table in the lake has it.
+        They may leave out columns of the key: the result lacks these, but the table in the lake has them.
         """
         return [name for name in columns if self._keeps(name)]
 

@@ -28,7 +28,7 @@ class RowImage:
     types: Mapping[str, SourceType]
     source_time: datetime | None
     left_at: Position | None = None
-    """Position of the delete of the old key, if an update changes the key; None: ``position``."""
+    """Position of the delete of the old key if an update changes the key; None if it is ``position`` too."""
 
     def changes(self) -> Iterator[Change]:
         """Yield the change of the row; if an update changes the key, yield a delete and an insert.

@@ -110,7 +110,7 @@ def decoded(columns: Mapping[str, Column[Any]], values: Iterable[tuple[str, Any]
     """Decode a row, given by names and values; None stays None.
 
     Raises:
-        ValueError: If a value does not fit its column, which is named.
+        ValueError: If a value does not fit its column; the error names the column.
     """
     row = {}
     for name, value in values:
@@ -146,12 +146,12 @@ def number_of_file(name: str) -> int:
 
 
 def transactions_in(gtids: str) -> int:
-    """Count the transactions of a set of global transaction ids, which only grows.
+    """Count the transactions in a set of global transaction ids; a source's set only grows.
 
     MySQL writes ``uuid:1-5:7,uuid:1-3``, MariaDB ``domain-server-sequence`` with the newest of each domain.
 
     Raises:
-        ValueError: If it is neither.
+        ValueError: If the text has neither form.
     """
     return sum(map(_transactions_in_part, gtids.replace("\n", "").split(",")))
 

@@ -19,7 +19,7 @@ _TIMESTAMP: Final = re.compile(
 )
 _OUT_OF_RANGE: Final = re.compile(r"-?infinity\Z|(?:[+-]\d+|\d{5,})-\d{2}-\d{2}", re.IGNORECASE)
 _YEAR_0, _LEAP_YEAR = "0000", "2000"
-"""Year that MySQL has, and Java for 1 BC; and one of Python's with the same days."""
+"""Year 0, which Python lacks: MySQL has it, and Java writes 1 BC so. The year 2000 has the same days."""
 
 
 class Unreadable(ValueError):
