@@ -70,8 +70,8 @@ class ReplaySettings(ReadOptions):
     def cross_field_problems(self) -> list[str]:
         """Return a sentence for each problem of options that depend on others.
 
-        These are the problems of a batch read; not exactly one of ``toTable`` and ``toTopic``; and only one
-        of ``toTopic`` and ``record``.
+        The options must suit a batch read. Exactly one of ``toTable`` and ``toTopic`` must be given, and
+        ``record`` must be given if ``toTopic`` is, and only then.
         """
         problems = ReadOptions.cross_field_problems(self) + self.problems_of_batch()
         if (self.to_table is None) == (self.to_topic is None):
@@ -360,7 +360,8 @@ class ConsumeSettings(ClusterAccess):
     def cross_field_problems(self) -> list[str]:
         """Return a sentence for each problem of options that depend on others.
 
-        Nothing else would report these problems, or only Spark after its start.
+        Without this check, some of these problems would stay unnoticed; others would end the command only
+        after Spark's start.
         """
         problems = topic_problems(self) + ClusterAccess.cross_field_problems(self)
         problems += self._listener_problems()

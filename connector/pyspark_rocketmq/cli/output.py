@@ -118,7 +118,7 @@ def _to_seconds(records: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 def lag_table(total: LagTotal, console: Console) -> Table:
     """Create a table of one group's lag in one topic.
 
-    It shows who claimed the queues only if one of them is held by another member, or by none.
+    It shows which member claimed each queue, but only if some queue is not held by that member.
     """
     records = [view.columns() for view in total.views]
     optional = [name for name in _LAG_WHERE_ANY if any(record[name] for record in records)]

@@ -16,7 +16,7 @@ def replay(settings: ReplaySettings, console: Console) -> None:
 
     Raises:
         OptionError: If topics or columns do not go together.
-        RocketMQError: If messages cannot be read or written; the target keeps the steps that were finished.
+        RocketMQError: If messages cannot be read or written; the target keeps the work of finished steps.
     """
     with (
         spark_session("replay", needs_delta=settings.to_table is not None) as spark,

@@ -139,8 +139,8 @@ def _builder(job: str, *, needs_delta: bool) -> SparkSession.Builder:
 def storage_secrets(spark: SparkSession, given: str | None, *places: str | None) -> str | None:
     """Return option ``storageSecrets`` for ``places``: ``given``, else Spark's settings for them, else None.
 
-    If the environment configures access to the storage, Spark's settings are not used for it, since they may
-    belong to somebody else. They are not used either if they differ between the places.
+    If environment variables give access to a place, Spark's settings are not used for that place: they may
+    belong to somebody else. If the settings differ between the places, return None.
     """
     if given is not None:
         return given
@@ -375,9 +375,9 @@ def behind_text(metrics: BatchMetrics, counter: RowCounter) -> str:
 
 
 def _latency_text(metrics: BatchMetrics) -> str:
-    """Describe how soon messages reached the listener, if ``metrics`` are of a commit while its batch runs.
+    """Describe how soon messages reached the listener, if the batch of ``metrics`` still runs.
 
-    Return an empty text if the batch has ended, or no latency was measured.
+    Return an empty text if that batch has ended, or no latency was measured.
     """
     if metrics.has_ended or not metrics.store_to_listener.messages:
         return ""

@@ -158,7 +158,7 @@ def _flatten(table: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
 
 
 def _to_text(value: Any) -> str | None:
-    """Return the text that a user would type after ``key=``; None if there is none."""
+    """Return a TOML value as the text that a user would type after ``key=``; None for tables and dates."""
     match value:
         case bool():
             return str(value).lower()
@@ -191,7 +191,7 @@ def load_settings(settings: type[SettingsT], job: str, conf: Path | None, pairs:
 def _store_problems(texts: Mapping[str, str]) -> list[str]:
     """Return a sentence if option ``offsetStore`` names a local Delta table that is missing, else ``[]``.
 
-    Without it, the user would read of this problem only after all others are corrected.
+    This check runs if there are other problems, so that the user sees this one together with them.
     """
     given = next((text for key, text in texts.items() if key.lower() == "offsetstore"), "")
     try:

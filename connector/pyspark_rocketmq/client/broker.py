@@ -395,7 +395,7 @@ class BrokerClient:
         Raises:
             BrokerError: If the consumer is not connected to this broker (code 1).
             ConsumerNotOnline: If it did not answer the broker.
-            RemoteProtocolError: If its answer is invalid, or only has a remark.
+            RemoteProtocolError: If its answer is invalid, or has no body.
         """
         header = admin.GetConsumerRunningInfoRequestHeader(
             consumer_group=self._names.named(consumer_group), client_id=client_id

@@ -354,8 +354,8 @@ class Channel:
     def expire_overdue(self) -> None:
         """Call back the submitted requests whose deadline has passed, with ``RequestTimeout``.
 
-        End the channel if nothing has arrived for long enough since one of them was sent. The reader calls
-        this about once a second.
+        End the channel if nothing has arrived since one of them was sent, for as long as ``silence`` demands.
+        The reader calls this about once a second.
         """
         now_s = self._clock.monotonic_s()
         with self._lock:
@@ -372,7 +372,7 @@ class Channel:
     def answered_after(self, took_s: float) -> None:
         """Note that the server took ``took_s`` seconds for an answer that costs it no work.
 
-        From now on, shorter silences (up to 2.5 s) do not end this channel.
+        From now on, a silence ends this channel only if it is at least as long, or lasts 2.5 s.
         """
         with self._lock:
             self._silence.answered_after(took_s)
@@ -481,7 +481,7 @@ class Channel:
         return RequestTimeout(self.address, describe_request(waiting.request.command()), waited_s)
 
     def _end_if_silent(self, given_up: Iterable[_Waiting]) -> None:
-        """End the channel if nothing has arrived for long enough since one of these requests was sent."""
+        """End the channel if nothing has come for too long (``silence``) since one of these was sent."""
         now_s = self._clock.monotonic_s()
         if not self._silence.is_suspicious([each.sent for each in given_up], now_s) or self._has_unread():
             return

@@ -6,8 +6,8 @@ broker that the caller names, and requests for another broker are not sent.
 
 Some servers do not give their name: a RocketMQ 5 Proxy, which finds the broker by itself, a managed cluster's
 gateway, and a broker that refuses the request. Such a server is assumed to be the broker that the route
-names, and a warning is logged. A name that a server has given stays valid for the connection if it gives none
-later. Two threads may ask at the same time: both get the same name.
+names, and a warning is logged. Once a server has given a name, the connection keeps it, even if a later
+answer has none. Two threads may ask at the same time: both get the same name.
 
 Source: ``AdminBrokerProcessor.getBrokerConfig``, which every user may call.
 """

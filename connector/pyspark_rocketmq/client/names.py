@@ -60,7 +60,7 @@ class Names:
         return replace(batch, queue=self.named_queue(batch.queue), messages=messages)
 
     def named_settings(self, settings: SendSettings) -> SendSettings:
-        """Return the settings with the namespace added to the producer group, not to the template topic."""
+        """Return the settings with the namespace added to the producer group, not to ``default_topic``."""
         if not self.namespace:
             return settings
         return replace(settings, producer_group=self.named(settings.producer_group))

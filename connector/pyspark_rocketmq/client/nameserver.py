@@ -48,7 +48,7 @@ class KnownRoute(NamedTuple):
     since_s: float
     """Monotonic second from which the route's age counts."""
     seen_s: float
-    """Monotonic second at which a name server returned the route; later ones have newer addresses."""
+    """Monotonic second at which a name server returned the route; a route seen later has newer addresses."""
     is_expected: bool = False
     """Whether no broker has the topic yet, and its first messages are expected to create it."""
     trouble: RocketMQError | None = None
@@ -335,7 +335,7 @@ def _verdict(failures: Sequence[RocketMQError]) -> RocketMQError:
 
 
 def _listed(route: TopicRoute) -> set[tuple[str, bool]]:
-    """Return the route's broker names with False, and once more with True those with a master."""
+    """Return a pair (name, False) for each broker of the route, and also (name, True) if it has a master."""
     return {
         (broker.broker_name, is_master)
         for broker in route.brokers

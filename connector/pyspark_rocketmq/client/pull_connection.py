@@ -44,7 +44,7 @@ class Pull(Outgoing, Protocol):
 
     @property
     def longest_hold_s(self) -> float:
-        """Seconds for which the broker may keep the pull, so that silence counts after them; usually 0."""
+        """Seconds for which the broker may keep the pull; silence counts only after them. Usually 0."""
         ...
 
 
@@ -57,10 +57,10 @@ _LEAST_ROOM: Final = 256 << 10
 """Minimum room for receiving: a receive from TLS must be able to take a whole record."""
 _MOST_SPARES: Final = 3
 _AWAITED_SHARE: Final = 0.9
-"""Largest share of the expected bytes that a wait lasts for; answers differ a little in size, and a wait for
-more bytes than arrive would last too long."""
+"""A wait lasts until this share of the expected bytes has arrived, or a smaller one. Answers differ a little
+in size, and a wait for more bytes than arrive would last too long."""
 _MOST_AWAITED_BYTES: Final = 1 << 20
-"""Maximum number of bytes to wait for; the system keeps as many before they are received."""
+"""Maximum number of bytes to wait for; the socket's buffer in the system has room for as many."""
 
 T = TypeVar("T")
 
@@ -254,8 +254,8 @@ class PullConnection(Generic[PullT]):
 
         Each end of a wait takes processor time and Python's lock, so one for several answers is better. The
         number of bytes is estimated from the answers received last. If a wait ends before that many bytes
-        have arrived, the next wait ends with any byte, and later waits with half as many bytes, then slowly
-        more.
+        have arrived, the next wait ends with the first byte. The waits after it are for half of the estimated
+        number, which then slowly grows again.
 
         Returns:
             Whether the wait may last until more than one byte has arrived; then limit it to a few

@@ -97,13 +97,13 @@ class SinkWatermarks:
             return dict(read_queues(log, consumer_group, queues).watermarks)
 
     def lost(self, consumer_group: str, rows: Mapping[MessageQueue, OffsetRow]) -> dict[MessageQueue, int]:
-        """Return the table's position in each queue of which it lacks rows that the group has passed.
+        """Return the queues of which the table lacks rows, although the group has consumed their messages.
 
-        The position is the queue offset from which on the table lacks rows; 0 if it has no rows of the queue.
+        A queue's value is the offset from which on rows are missing; 0 if the table has none of the queue.
 
         Raises:
-            JobFailed: If the table is missing or does not answer, lacks no rows, is one of several sinks, or
-                still has rows that would be written a second time.
+            JobFailed: If the table is missing, does not answer, or lacks no rows; if the group writes into
+                other sinks too; or if the table still has rows that would be written a second time.
         """
         self._table()
         queues = {queue: row.generation for queue, row in rows.items()}
@@ -130,8 +130,8 @@ class SinkWatermarks:
     def problem(self, consumer_group: str, moves: Sequence[QueueMove]) -> str | None:
         """Return why the watermarks must not be lowered to the targets of ``moves``; None if they may.
 
-        They must not if the sink still has rows that would be written twice, or if the sink was restored, so
-        that the watermarks of other queues would have to be set, too.
+        They must not be lowered if the table still has rows that would be written a second time. After a
+        RESTORE of the table, the watermarks of all the group's queues must be lowered together.
         """
         back = [move for move in moves if move.is_below_watermark]
         if not back:
@@ -207,8 +207,8 @@ class Wanted:
 
     targets: Mapping[MessageQueue, int]
     forgets_sinks: bool = False
-    """Whether to reset also queues that are at their targets already. Their rows then forget which sinks have
-    their messages."""
+    """Whether queues that are at their targets already are reset, too: a reset deletes the record, in the
+    offset row, of the sinks that have the queue's messages."""
     staying: frozenset[MessageQueue] = frozenset()
     """Queues that continue where the group left them, and are reset only to forget their sinks."""
     are_recorded: bool = False

@@ -108,7 +108,7 @@ class ClusterInspector:
         return self._silent.get(group, frozenset())
 
     def knows_members_of(self, group: str, topics: Iterable[str]) -> bool:
-        """Return whether the group's members are known: a broker listed them, or all reported none.
+        """Return whether the members are known: one broker has listed them, or each reports that it has none.
 
         If False, the group may have members that are not known.
         """
@@ -118,8 +118,9 @@ class ClusterInspector:
     def stored_from(self, queues: Collection[MessageQueue], at_s: float) -> dict[MessageQueue, int]:
         """Return the offset of each queue's first message stored at or after ``at_s``; else the queue's end.
 
-        Messages around a broker's answer are looked at, unless the broker refuses it: brokers before 5.1.1
-        answer with a message that is only near. Queues whose brokers do not answer are left out.
+        Brokers before 5.1.1 may return the offset of another message near that time. So the messages around
+        it are pulled, and their store times compared. If the broker refuses such a pull, the offset is
+        returned unchecked. Queues whose brokers do not answer are left out.
         """
         topics = {queue.topic for queue in queues}
         bounds, addresses = self.bounds(topics), self.addresses(topics)

@@ -41,7 +41,7 @@ class StoreSettings(Protocol):
 
 @dataclass(frozen=True)
 class StoredGroup:
-    """One group of an offset store, which may have no rows yet, with its present and earlier rows."""
+    """One group of an offset store: its present rows, perhaps none, and its history."""
 
     store: OffsetStore
     name: OffsetKey

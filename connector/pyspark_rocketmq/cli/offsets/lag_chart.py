@@ -61,7 +61,7 @@ class LagHistory:
         ]
 
     def dead_letter_records(self) -> list[dict[str, Any]]:
-        """Return time (ms) and number of new dead letters for each sample with more than the one before."""
+        """Return time (ms) and number of the new dead letters, for each sample at which there are some."""
         steps = zip(self.times_s[1:], self.dead_letters, self.dead_letters[1:], strict=False)
         return [
             {"at": _ms(at_s), "deadLetters": after - before}

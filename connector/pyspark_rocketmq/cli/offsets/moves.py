@@ -40,7 +40,7 @@ def parse_moment(text: str) -> AtTime | AtVersion:
     """Parse a version of the offset table, such as ``v120``, or a time in ISO 8601 (UTC without a zone).
 
     Raises:
-        ValueError: If that fails; the message is the end of a sentence.
+        ValueError: If that fails; the message completes a sentence that begins with ``text``.
     """
     version = re.fullmatch(r"[vV](\d+)", text.strip())
     if version:
@@ -83,7 +83,7 @@ class ToBound:
 
 @dataclass(frozen=True, slots=True)
 class ToSink:
-    """Position: where the sink is, in the queues of which it has lost rows."""
+    """The offset up to which the sink has all rows, for each queue of which it has lost rows."""
 
 
 Position = ToOffset | ToTime | ToBound
@@ -94,7 +94,7 @@ def parse_target(text: str) -> Target:
     """Parse ``earliest``, ``latest``, ``sink``, a queue offset, or the time from which to consume.
 
     Raises:
-        ValueError: If that fails; the message is the end of a sentence.
+        ValueError: If that fails; the message completes a sentence that begins with ``text``.
     """
     value = text.strip().lower()
     if value in (EARLIEST, LATEST):
@@ -182,7 +182,7 @@ def parse_queue(text: str) -> tuple[str, int]:
     """Parse ``BROKER:ID``; return broker name and queue id.
 
     Raises:
-        ValueError: If that fails; the message is the end of a sentence.
+        ValueError: If that fails; the message completes a sentence that begins with ``text``.
     """
     broker_name, colon, queue_id = text.strip().rpartition(":")
     if not colon or not broker_name or not queue_id.isdecimal():
@@ -296,9 +296,9 @@ def skipped(
 
 
 def accepted(rows: Mapping[MessageQueue, OffsetRow]) -> dict[MessageQueue, int]:
-    """Return the next offset of each queue whose row names the sinks of its last batch.
+    """Return the next offset of each queue whose row has a record of its sinks.
 
-    A reset to this offset lets the queue continue there, although a sink may lack earlier rows.
+    A reset to the same offset deletes this record. The queue then continues, although a sink may lack rows.
     """
     return {queue: row.next_offset for queue, row in rows.items() if row.sinks}
 

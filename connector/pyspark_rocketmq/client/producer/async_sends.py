@@ -1,9 +1,10 @@
 """Asynchronous sends with a future each, bounded in number and bytes.
 
-A future is done within two seconds after the producer's send time-out. If a repeated attempt had to wait for
-those of other sends, it may take twice that time. Callbacks (``add_done_callback``) must not block: they run
-on the thread that completes the future. This is usually the thread that reads the broker's answers and gives
-up overdue requests, or the one that repeats the producer's attempts.
+A future is done within two seconds after the producer's send time-out. One thread begins all repeated
+attempts: if an attempt had to wait there for those of other sends, its future may take twice as long.
+Callbacks (``add_done_callback``) must not block: they run on the thread that completes the future. This is
+usually the thread that reads the broker's answers and gives up overdue requests, or the one that repeats the
+producer's attempts.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ class _SendFuture(Future[SendResult]):
         renew_in_children(self)
 
     def renew(self) -> None:
-        """In a child of ``fork()``: fail without callbacks; only the parent gets the outcome."""
+        """In a child of ``fork()``: fail, and call no callbacks, because only the parent gets the outcome."""
         self._condition = threading.Condition()
         if not self.done():
             self._done_callbacks.clear()

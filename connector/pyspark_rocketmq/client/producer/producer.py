@@ -518,9 +518,10 @@ class Producer(Closing):
     def _begin(
         self, queue: MessageQueue, on_result: OnSend, send: Callable[..., None], *what: object
     ) -> None:
-        """Call ``send`` with the address of the queue's master, ``what`` and a callback.
+        """Call ``send`` with the address of the queue's master, the arguments ``what`` and a callback.
 
-        The callback passes the outcome to ``on_result``, which also gets every RocketMQError of this call.
+        The callback passes the outcome to ``on_result``. A RocketMQError of this call is passed to it, too,
+        and not raised.
         """
         on_outcome = self._watching_route(queue.topic, on_result)
         try:

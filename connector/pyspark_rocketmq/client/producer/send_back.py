@@ -117,8 +117,8 @@ class SendBack:
         """Let ``message`` be delivered again or become a dead letter; a copy is stored when this returns.
 
         The broker that stores the message copies it. If that fails, the message is sent to the group's retry
-        topic like any other message, to any broker: whatever ``delay_level`` is, with delay level 3 + its
-        reconsume times.
+        topic like any other message, to any broker. Its delay level is then 3 + its reconsume times;
+        ``delay_level`` is ignored.
 
         Args:
             message: The message as it was consumed, with its own topic even if it came from the retry topic.

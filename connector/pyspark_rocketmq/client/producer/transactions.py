@@ -4,10 +4,10 @@ A message is sent as a *half message*, the local transaction is run, and its out
 one-way. If the outcome is lost or unknown, or the sender has died, the broker asks a member of the producer
 group. So a transaction producer is a member, with heartbeats, and any member must be able to answer.
 
-Heartbeats go to every broker of the topics that the producer was given or has sent to, immediately and every
-30 s, on a separate thread. Only the broker that takes a message gets its first one from the sender's thread.
-So a restarted producer answers for the one before it, and a broker that is down does not hold up transactions
-at other brokers.
+A separate thread sends heartbeats to every broker of the topics that the producer was given or has sent to,
+immediately and every 30 s. So a restarted producer answers for transactions of its earlier process, and a
+broker that is down does not hold up transactions at other brokers. If a broker takes a message before it has
+got a heartbeat, the sender's thread sends it one.
 
 Rule 1: a half message that is not stored as durably as it should be is rolled back, and the transaction is
 not run.
