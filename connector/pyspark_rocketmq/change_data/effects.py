@@ -166,8 +166,8 @@ def _row_of(facts: Sequence[Fact], columns: Sequence[str], deleted_at: Order) ->
 def compressed(places: Mapping[str, Order], at: Order) -> Mapping[str, Order]:
     """Return only the columns whose place differs from ``at``.
 
-    Where it makes the result shorter, the most frequent of these places stands once, under ``OTHERS``. Then
-    all columns with other places are named, also those whose place is ``at``.
+    If this makes the result shorter, columns with the most frequent of these places are left out, and
+    ``OTHERS`` has that place. Then all columns with other places are named, even if their place is ``at``.
     """
     older = {name: place for name, place in places.items() if place != at}
     if len(older) < 2:

@@ -89,7 +89,7 @@ def parse_date(text: str) -> date:
 
     Raises:
         OutOfRange: If it is not within the years 1 to 9999.
-        ValueError: If it is no date, or if what comes after the date is no time with at most microseconds.
+        ValueError: If it is no date, or if a time after it is malformed or exact to the nanosecond.
     """
     return _parse(text).date()
 

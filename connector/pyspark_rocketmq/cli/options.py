@@ -157,7 +157,7 @@ class OffsetsLagSettings(ClusterAccess):
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class PublishSettings(ClusterAccess):
-    """Options of command ``publish``: the rows, and the sink's options except those that ``select`` sets."""
+    """Options of command ``publish``: the rows, and the sink's options that are no columns of ``select``."""
 
     name_servers: tuple[str, ...] = like_writer("name_servers")
     topic: str = like_writer("topic", required=True, doc="The topic the messages go to.")

@@ -136,7 +136,7 @@ def _plain(doc: str) -> str:
 
 
 def _default_of(spec: OptionSpec, keys: Collection[str]) -> str:
-    """Return the default; for a required option, return also the ``keys`` that may be given in its place."""
+    """Return an option's default text, and those of ``keys`` that may be given instead of the option."""
     return ", or ".join([spec.default_text, *(f"`{key}`" for key in spec.instead if key in keys)])
 
 

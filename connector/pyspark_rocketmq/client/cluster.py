@@ -37,8 +37,8 @@ _CONNECTING: Final = RetryPolicy(attempts=3, first_pause_s=0.5, max_pause_s=0.5)
 """Retries while connecting: a wrong address soon ends in an error, a single broken connection does not."""
 _SOON_S: Final = 1.0
 _LATE_S: Final = 30.0
-"""Seconds between look-ups of a retry topic that is not on all brokers yet: the first pause, and the longest.
-A broker creates the topic right after the group's first heartbeat, or never if rights are missing."""
+"""Seconds between look-ups of a retry topic that is not on all brokers yet; they grow from ``_SOON_S`` to
+``_LATE_S``. A broker creates it right after the group's first heartbeat, or never if rights are missing."""
 
 
 @dataclass(frozen=True, slots=True)

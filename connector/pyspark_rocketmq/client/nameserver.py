@@ -46,7 +46,7 @@ class KnownRoute(NamedTuple):
 
     route: TopicRoute
     since_s: float
-    """Monotonic second from which the route's age counts."""
+    """Monotonic second from which the route's age counts; a failed refresh moves it."""
     seen_s: float
     """Monotonic second at which a name server returned the route; a route seen later has newer addresses."""
     is_expected: bool = False

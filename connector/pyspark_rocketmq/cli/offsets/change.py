@@ -207,8 +207,8 @@ class Wanted:
 
     targets: Mapping[MessageQueue, int]
     forgets_sinks: bool = False
-    """Whether queues that are at their targets already are reset, too: a reset deletes the record, in the
-    offset row, of the sinks that have the queue's messages."""
+    """True also resets queues that are at their targets already: a reset deletes the record, in the offset
+    row, of the sinks that have the queue's messages."""
     staying: frozenset[MessageQueue] = frozenset()
     """Queues that continue where the group left them, and are reset only to forget their sinks."""
     are_recorded: bool = False
@@ -352,9 +352,9 @@ class _OffsetChange:
         return {queue: row for queue, row in rows.items() if options.choice.takes_retries_too(queue)}
 
     def lost_by_sink(self, options: ChangeOptions) -> dict[MessageQueue, int]:
-        """Return the sink's position in each chosen queue whose rows the sink has lost.
+        """Return the chosen queues of which the sink lacks rows, each with its first offset without a row.
 
-        If the sink has no rows of a queue, the broker's first offset stands in place of the sink's position.
+        If the sink has no rows of a queue, its value is the first offset that the broker has.
         """
         if options.sink is None:
             raise JobFailed("--to sink needs --sink, the table to which the group goes back.")

@@ -20,7 +20,7 @@ LAG_COLUMNS = (
     "consumerGroup", *QUEUE_COLUMNS, "nextOffset", "brokerMaxOffset", "lag", "lagSeconds",
     "note", "reconsumeTimes", "suspendedUntil", "heldBy", "lockAgeSeconds", "claimedBy", "epoch",
 )  # fmt: skip
-"""Columns of ``LagView.columns``, for output that may have no queue."""
+"""Columns of ``LagView.columns``: the heading of CSV output, even without a queue."""
 
 
 def _stored_columns(row: OffsetRow) -> dict[str, Any]:
