@@ -59,9 +59,9 @@ class Deadline:
 class SleepWatch:
     """Measures how long the machine has slept since this object was created.
 
-    The monotonic clock stops while a laptop is closed or a virtual machine is stopped. Afterwards the wall
-    clock has gained on it, at the latest once the wall clock has been corrected. So a wall clock that is set
-    forward counts as a sleep, and one that is set back does not.
+    The monotonic clock stops while a laptop is closed or a virtual machine is stopped. The wall clock goes
+    on, or is corrected afterwards, so it gains on the monotonic clock: the gain is the sleep. A wall clock
+    that is set forward counts as a sleep, too; one that is set back does not.
 
     Not thread-safe.
     """

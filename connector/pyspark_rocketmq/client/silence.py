@@ -8,14 +8,14 @@ from typing import Final, NamedTuple
 _LEAST_S: Final = 0.1
 """Minimum seconds of silence that end a connection: some requests have hardly any time left when sent."""
 _SURE_S: Final = 3.0
-"""Seconds of silence that end a connection even if requests with later deadlines are under way on it."""
+"""Seconds of silence that end a connection even while other requests are under way on it."""
 _SLOWEST_S: Final = 2.5
-"""Seconds of silence that are suspicious even if the server has needed longer for an answer; less than a
+"""Seconds of silence that are suspicious however long this server has needed for an answer; less than a
 request's time-out."""
 
 
 class Sent(NamedTuple):
-    """The moment at which a request was sent, on the clock and among the connection's arrivals."""
+    """The moment at which a request was sent: by the clock, and by the number of arrivals before it."""
 
     at_s: float
     """Monotonic seconds."""
@@ -26,10 +26,10 @@ class Sent(NamedTuple):
 class Silence:
     """Record of one connection's sends and arrivals, which decides when its silence ends it.
 
-    A request that is given up ends its connection if nothing at all has arrived since it was sent, for at
-    least 0.1 s and at least as long as this server has needed for an answer (at most 2.5 s). While other
-    requests are under way, the silence must last 3 s: the broker may be too slow only for requests with
-    little time.
+    When a request is given up, its connection ends if nothing at all has arrived since it was sent. This
+    silence must have lasted at least 0.1 s, and as long as this server has needed for an answer, up to 2.5 s.
+    While other requests are under way, the connection must have been silent for 3 s: the given-up request may
+    only have had too little time.
     """
 
     def __init__(self) -> None:
@@ -44,9 +44,9 @@ class Silence:
         self.received += 1
 
     def sent(self, request: Sent) -> None:
-        """Note that a request is sent; only the first one since the last arrival is kept.
+        """Note that a request is sent; keep only the first one after each arrival.
 
-        Threads may call this in another order than they read ``received``.
+        Threads may call this out of order: a request from before an arrival is ignored after one from later.
         """
         if request.received_before > self._first.received_before:
             self._first = request
@@ -54,23 +54,23 @@ class Silence:
     def answered_after(self, took_s: float) -> None:
         """Note that the server took ``took_s`` seconds for an answer that costs it no work.
 
-        From now on, shorter silences (up to 2.5 s) are not suspicious.
+        From now on, a silence is suspicious only if it lasts as long. More than 2.5 s count as 2.5 s.
         """
         self._least_s = max(self._least_s, min(took_s, _SLOWEST_S))
 
     def is_suspicious(self, given_up: Iterable[Sent], now_s: float) -> bool:
         """Return whether nothing has arrived since one of these requests was sent, for suspiciously long.
 
-        This means 0.1 s, or the longest time noted by :meth:`answered_after` if that is longer.
+        That is at least 0.1 s, and at least the longest time noted by :meth:`answered_after` (up to 2.5 s).
         """
         silent_s = (now_s - each.at_s for each in given_up if each.received_before == self.received)
         return max(silent_s, default=0.0) >= self._least_s
 
     def over_after_s(self, now_s: float, *, has_others: bool) -> float | None:
-        """Return for how many seconds nothing has arrived if this ends a suspicious connection; else None.
+        """Return the seconds of silence if they end a suspicious connection; None if it goes on.
 
-        The seconds count from the first request since the last arrival. If other requests are under way
-        (``has_others``), less than 3 s do not end the connection.
+        The silence counts from the first request after the last arrival. The connection goes on if bytes have
+        arrived since, or if other requests are under way (``has_others``) and the silence is below 3 s.
         """
         if self._first.received_before != self.received:
             return None

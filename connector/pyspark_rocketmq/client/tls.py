@@ -65,9 +65,9 @@ class TlsConnector:
         Raises:
             ConnectFailed: If the address is malformed, nobody accepts, or the handshake takes too long or
                 fails in another way.
-            TlsFailed: If one side does not trust the other, or the server does not speak TLS, at least 1.2.
-                With TLS 1.3 a server checks the client's certificate only later: if it is refused,
-                ``sendall`` or ``recv_into`` raises this error.
+            TlsFailed: If one side does not trust the other, or the server does not speak TLS 1.2 or later.
+                With TLS 1.3 a server checks the client's certificate only after this call: then ``sendall``
+                or ``recv_into`` raises this error.
         """
         connected = open_socket(address, timeout_s)
         try:
@@ -189,13 +189,13 @@ class TlsTransport:
         return count
 
     def await_bytes(self, count: int) -> bool:  # noqa: ARG002
-        """Do nothing and return False: OpenSSL waits for the rest of a record, which may have fewer bytes."""
+        """Do nothing and return False: OpenSSL may need less than ``count`` bytes, the rest of a record."""
         return False
 
     def fileno(self) -> int:
         """Return the socket's number; the system reports it readable when encrypted bytes have arrived.
 
-        A receive takes all decrypted bytes, so later ones are still in the socket.
+        ``recv_into`` leaves no decrypted bytes behind, so all others are still in the socket.
         """
         return self._secured.fileno()
 

@@ -1,7 +1,7 @@
-"""The system calls of one TCP connection (``tls`` adds encryption), and its renewal after a ``fork()``.
+"""The system calls of one TCP connection; replaces what a child of ``fork()`` must not share.
 
 Rule 1: every ``OSError`` is raised as a ``TransportError`` that names the address. Rule 2: no call blocks
-without a bound. This module handles bytes only, neither frames nor requests.
+without a bound. This module handles bytes only, neither frames nor requests; ``tls`` adds encryption.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ interface."""
 SEND_STALL_S: Final = 5.0
 """Seconds after which a peer that has accepted no byte counts as stuck."""
 SLOWEST_BYTES_PER_S: Final = 64 * 1024
-"""Bytes per second below which a peer counts as stuck, after a start of ``SEND_STALL_S``. Without this bound,
-one byte every few seconds could hold a sender for ever."""
+"""Bytes per second that a peer must accept at least, or it counts as stuck; ``SEND_STALL_S`` are added to the
+time it gets. Without this bound, one byte every few seconds could hold a sender for ever."""
 RECEIVE_TICK_S: Final = 1.0
 """Seconds after which a silent ``recv_into`` returns, so that the caller can check its deadlines."""
 _WAKE_BYTES: Final = 4096

@@ -4,17 +4,17 @@ The guarantee comes from this order. First the sink gets the written data and it
 Only then the offset store gets the offsets, so they are never ahead of the data. If the driver is killed in
 between, the batch runs again, and the sink leaves out the rows that it has.
 
-Epochs keep former owners out. If a queue was claimed or reset since the plan, its parts are dropped before
-data is committed, or only its rows (:class:`PartCommitter`, ``keeps_others``). The offset store refuses
-commits under an older epoch.
+Epochs keep former owners out. If a queue was claimed or reset since the plan, the parts that contain it are
+dropped before data is committed; with ``keeps_others`` (see :class:`PartCommitter`) they lose only its rows.
+The offset store refuses commits under an older epoch.
 
 A *part* is what one task did of some queues: written rows, and one ack per queue. A *group* of parts gets one
 commit of data and one of offsets. Its offsets may wait until those of a later group of the batch are stored
-(``consume.offset_pace``); the epochs are checked with the offsets, and until then only the sink can refuse
-its rows. All groups are committed in the same way, whether at the end of a batch, or while its job runs, when
-tasks hand parts over. Only one group is committed at a time. If its commit fails, the group may be committed
-in spite of the error, so it is tried again, perhaps without some queues, before any other group. This module
-does not use Spark.
+(``consume.offset_pace``). The epochs are checked with the offsets; until then only the sink can refuse the
+group's rows. All groups are committed in the same way, whether at the end of a batch, or while its job runs,
+when tasks hand parts over. Only one group is committed at a time. If its commit fails, the group may be
+committed in spite of the error, so it is tried again, perhaps without some queues, before any other group.
+This module does not use Spark.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ logger = logging.getLogger(__name__)
 
 _NOTHING_STORED: Final = CommitResult(accepted=(), refused=())
 _SHOWN_WITHIN_S: Final = 2.0
-"""Longest wait for a broker to get a queue's offset before another member may have the queue, in seconds."""
+"""Maximum wait, in seconds, until brokers have the offsets of queues that other members may get next."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,8 +85,10 @@ class BatchReport:
     store_to_listener: LatencyHistogram = NONE_COUNTED
     """Times from a message's storage at its broker until its delivery began, for the committed messages."""
     store_to_commit: LatencyHistogram = NONE_COUNTED
-    """Times from a message's storage at its broker until this commit or, if its task commits by itself, until
-    the task's commit; for the committed messages."""
+    """Times from a message's storage at its broker until its commit, for the committed messages.
+
+    If tasks commit by themselves, this is the commit of the message's task, otherwise the driver's.
+    """
 
     def without_counts(self) -> BatchReport:
         """Return the report with all counts 0, for a caller that has already added the counts to a total."""
@@ -271,9 +273,9 @@ class PartCommitter:
     def commit_group(
         self, group: Group, batch: OpenBatch, *, stores_offsets: bool = True, is_ahead: bool = False
     ) -> GroupResult:
-        """Commit a group's parts, without any that has a queue that was claimed, reset or refused meanwhile.
+        """Commit a group's parts, except those with a queue that was claimed, reset or refused meanwhile.
 
-        If ``keeps_others`` applies (see the constructor), only such a queue's rows are left out of a part.
+        If ``keeps_others`` applies (see the constructor), such a part loses only the rows of that queue.
         A group that failed may be committed again, also without some of its queues. If its data is already
         committed, only its offsets are stored.
 
@@ -281,9 +283,9 @@ class PartCommitter:
             group: The parts.
             batch: Their batch.
             stores_offsets: Whether to store the group's offsets, and those that wait, after the data. If not,
-                they wait, and epochs are read only if the sink is ahead of an offset. Until the offsets are
-                stored, only the sink can then refuse rows of a queue with a new owner, once that owner has
-                added rows. Without a sink this must be True.
+                they wait, and epochs are read only if the sink is ahead of an offset. If a queue has a new
+                owner, then only the sink can refuse its rows, and only after that owner has added some.
+                Without a sink this must be True.
             is_ahead: Whether the batch's job is still running; for the report.
 
         Raises:
@@ -426,7 +428,7 @@ class PartCommitter:
                 )
 
     def _own_rows(self, queues: Iterable[MessageQueue], result: CommitResult) -> tuple[OffsetRow, ...]:
-        """Return the offset rows of all queues that the owners of ``queues`` have, without refused queues."""
+        """Return the offset rows of all queues with the owners of ``queues``; refused queues are left out."""
         owners = {self._rows[queue].owner for queue in queues if queue in self._rows}
         gone = {refused.queue for refused in result.refused}
         return tuple(
@@ -436,15 +438,15 @@ class PartCommitter:
     def _add_to(
         self, sink: _SinkSide, group: Group, committed: Collection[MessageQueue], *, reads_epochs: bool
     ) -> tuple[Group, frozenset[MessageQueue], int | None]:
-        """Commit the data of a group, except that of queues which were claimed or reset, or the sink refuses.
+        """Commit the data of a group; drop queues that were claimed or reset, or that the sink refuses.
 
-        Claims and resets are looked up only with ``reads_epochs`` or if the sink is ahead of an offset. If
-        such a queue shares a part with other queues, their rows are dropped too, and consumed again, unless
+        Claims and resets are looked up only with ``reads_epochs`` or if the sink is ahead of an offset. The
+        other queues of a part with a dropped queue are dropped, too, and consumed again, unless
         ``keeps_others`` applies (see the constructor).
 
         Returns:
-            The rest of the group; the queues that were dropped, without those of ``group.without``; and the
-            table's version, None if nothing was written or the sink has no versions.
+            The rest of the group; the queues dropped here, so none of ``group.without``; and the table's
+            version, None if nothing was written or the sink has no versions.
         """
         acks = [ack for part in group.parts for ack in part.acks if ack.queue not in group.without]
         # The other queues were checked when this batch first committed something of them.
@@ -526,8 +528,9 @@ class PartCommitter:
         """Record in the offset store how far the sink is ahead of it; return whether it is ahead.
 
         The sink is ahead of a queue's offset if another member was killed between its two commits. Since then
-        nobody has checked that the broker still has those messages. The record raises the queue's epoch. So
-        this batch drops the queue's parts, and the planner checks the queue again.
+        nobody has checked that the broker still has the messages between the offset and the sink's watermark.
+        The record raises the queue's epoch. So this batch drops the queue's parts, and the planner checks the
+        queue again.
         """
         is_ahead = bool(ahead_of(self._planned_rows(acks), sink_batch.standings))
         if is_ahead:

@@ -170,9 +170,11 @@ def note_sink_ahead(store: OffsetStore, sink: Sink, consumer_group: str) -> None
 
     A sink is ahead in three cases: the query was killed between its data commit and its offset commit, the
     offset store was restored to an earlier state, or the offsets were created from the sink. The broker may
-    have lost these messages since, and other messages may have their offsets. In real time the sink of a
-    running query is ahead, too, for some seconds. So the rows keep their epochs: who takes over a queue
-    raises its epoch anyway, and then has the messages checked.
+    have lost these messages since, and other messages may have their offsets. The next member that claims a
+    queue has them checked.
+
+    A running query's sink is ahead, too, for some seconds in real time. It must still be able to commit, so
+    this does not raise epochs, except where the sink has a later generation of the queue.
 
     Raises:
         OffsetError: If the sink's log cannot be read.

@@ -29,7 +29,7 @@ class Reaction(StrEnum):
     """
 
     WAITS = "waits"
-    """The queue or the broker is asked again, after 3 s if it refused; other queues and brokers go on."""
+    """The queue or the broker is asked again, mostly after 3 s; other queues and brokers go on."""
     TRIES = "tries"
     """The request is sent again with growing pauses; an error after ``retryTimeoutMs``."""
     FEW_TRIES = "3 tries"

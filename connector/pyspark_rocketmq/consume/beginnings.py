@@ -45,8 +45,8 @@ def begin_new_queues(
     Args:
         without_offset: Queues for which neither store nor broker has an offset.
         begun: Topics for which the store or a broker has an offset.
-        begun_in_part: Queues whose beginnings by the options may have been written only to some of their
-            topic's brokers; such queues still begin by the options.
+        begun_in_part: Queues whose start by the options could not be written to all brokers of their topic.
+            They still begin by the options, although their topic may count as begun.
         not_reported: Queues whose brokers did not report the group's offset, and why.
         unreachable: Brokers that are away, and why.
     """

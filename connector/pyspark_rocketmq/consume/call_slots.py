@@ -84,7 +84,7 @@ class CallSlots(Generic[RunT]):
         self.waiting.pop(run, None)
 
     def give(self, run: RunT, count: int = 1) -> None:
-        """Free ``count`` slots of calls that have ended, and in which the run begins no other calls."""
+        """Free ``count`` slots: the calls in them have ended, and the run begins no other calls in them."""
         self._taken -= count
         self._held[run] -= count
         self._forget_if_gone(run)

@@ -423,7 +423,7 @@ class ConcurrentConsumption:
     def answered(self, number: int, answer: Answer) -> Settled:
         """Apply the listener's answer to delivery ``number``; return what it means for the messages.
 
-        It no longer counts for messages that were sent back because the call took too long.
+        The answer does not count for messages that were sent back earlier because the call took too long.
 
         Raises:
             KeyError: If the delivery is not out.
@@ -497,7 +497,7 @@ class ConcurrentConsumption:
             del self._out[number]
 
     def put_off(self, indexes: Sequence[int]) -> None:
-        """Leave messages that were to be sent back to the next run; this run delivers nothing more.
+        """Leave to the next run messages that were to be sent back; this run delivers nothing more.
 
         Raises:
             KeyError: If one is not on its way back.
@@ -547,10 +547,10 @@ class ConcurrentConsumption:
     # --- settling messages ----------------------------------------------------------------------------------
 
     def _is_with_listener(self, expires_s: float, number: int) -> bool:
-        """Return whether this entry of ``_expiry`` still counts.
+        """Return whether an entry of ``_expiry`` still counts.
 
-        It does if the call of delivery ``number`` still has messages, and takes too long from ``expires_s``
-        on.
+        It does while the call of delivery ``number`` runs and has messages, and ``expires_s`` is still the
+        time from which on it takes too long.
         """
         out = self._out.get(number)
         return (

@@ -16,11 +16,11 @@ Rule 2 (known parts): a task sends a part again if it got no confirmation. If th
 is confirmed again and otherwise ignored.
 Rule 3 (attempts): where ranges are open, a later attempt of a task consumes nothing and ends the batch: its
 queues begin again from the offset store. The earlier attempt may still be alive; then its last part counts,
-and the batch is not over before the earlier attempt has ended or paused. The batch fails when tasks have died
-four times and none of their queues has moved, or twelve times and one of the queues has not moved (an idle
-queue never moves). A queue's deaths are forgiven when it moves, or when its task ends well in a batch.
-Where ranges are closed, nothing more is accepted from the earlier attempt. The later one leaves out queues of
-which a part has arrived (the next batch continues them), and consumes the others from their start.
+and the batch is not over before the earlier attempt has ended or paused. The batch fails when a task
+has died four times while none of its queues moved, or twelve times while one of them did not move, perhaps
+because it has no messages. A queue's deaths are forgiven when it moves, or when its task ends well in a
+batch. Where ranges are closed, nothing more is accepted from the earlier attempt. The later one leaves out
+queues of which a part has arrived (the next batch continues them), and consumes the others from their start.
 Rule 4 (poisoned queues): a queue that broke its chain, was refused by the sink or the offset store, or has
 another epoch now is *poisoned*: nothing of it is committed any more in this batch. The other queues go on.
 Rule 5 (one group): one group is committed at a time, and tried again with the same content before any other:
@@ -107,7 +107,7 @@ class Answer:
     dropped: Queues = _NOTHING
     """Queues that the task must give up without sending a part."""
     left_out: Queues = _NOTHING
-    """Queues with which the task must not begin, because an earlier attempt has begun or ended them."""
+    """Queues with which the task must not begin: an earlier attempt has ended them, or sent parts of them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,7 +170,10 @@ class Free:
 
 @dataclass(frozen=True, slots=True)
 class Replan:
-    """Report queues that cannot go on in this batch; if this member still holds them, end the batch."""
+    """Report queues that cannot go on in this batch.
+
+    With open ranges the batch then ends, unless all of these queues go to other members.
+    """
 
     queues: Queues
     reason: str
@@ -286,7 +289,7 @@ class _Batch:
     """Parts of the group that is being committed."""
     poisoned: set[MessageQueue] = field(default_factory=set)
     ended: set[MessageQueue] = field(default_factory=set)
-    """Queues of which their task delivers nothing more, and whose results are not all committed yet."""
+    """Queues of which their task delivers nothing more, and that are not free yet (rule 7)."""
     free: set[MessageQueue] = field(default_factory=set)
     tasks: dict[str, _Task] = field(default_factory=dict)
     newest: dict[int, _Task] = field(default_factory=dict)
@@ -310,10 +313,10 @@ class Cuts:
     def __init__(self, interval_s: float | None, *, may_offsets_wait: bool = False) -> None:
         """Begin without a batch.
 
-        ``interval_s`` is the shortest time between two cuts in seconds. With 0, a cut waits 5 ms, and while
-        parts wait for a running commit. With None no cut is asked for: parts come only when queues are given
-        up or tasks end. ``may_offsets_wait``: whether a group's offsets may be stored later than its rows;
-        with ``interval_s=None`` they never are.
+        ``interval_s`` is the shortest time between two cuts in seconds. Even with 0, a cut comes only 5 ms
+        after the first new result, and not while parts wait for a running commit. With None no cut is asked
+        for: parts come only when queues are given up or tasks end. ``may_offsets_wait``: whether a group's
+        offsets may be stored later than its rows; with ``interval_s=None`` they never are.
         """
         self._interval_s = interval_s
         self._pace = OffsetPace(may_wait=may_offsets_wait and interval_s is not None)
@@ -675,7 +678,7 @@ class Cuts:
         return part_id in task.known
 
     def _is_another_attempt(self, former: _Task | None, attempt: int) -> bool:
-        """Return whether an attempt of a task is a later one than its first (rule 3)."""
+        """Return whether an attempt is not its task's first (rule 3); ``former`` is the newest one so far."""
         return former is not None or attempt > 0
 
     def _is_poisoned(self, queue: MessageQueue) -> bool:

@@ -18,10 +18,10 @@ All ranges share one connection and one worker's memory:
 6. A failure ends only its own range. After an error that may pass, the pull is sent again for a while, with
    growing pauses.
 
-7. A range of a batch read knows the queue's last message when the read was planned. When all other pulls of
-   the range are answered, one more pull asks for this message. Its answer shows whether all that was read is
-   of the planned log. The last chunks are handed out meanwhile. If this pull fails, the range is over
-   nevertheless, and the reader asks again.
+7. In a batch read, a range has a record of the message that was the queue's last one at the time of planning.
+   When all other pulls of the range are answered, one more pull asks for this message. Its answer shows
+   whether the queue still has the log that was planned. The last chunks are handed out meanwhile. If this
+   pull fails, the range is over nevertheless, and the reader asks again.
 
 In real time a range has an open end: it goes on while its queue grows. Every answer shows where the queue
 ends:
@@ -131,7 +131,7 @@ class PullTask(NamedTuple):
     is_held: bool = False
     """Whether the broker is to hold the pull (long polling), and to answer when there are messages."""
     is_log_check: bool = False
-    """Whether the pull asks for the last message of when the read was planned (rule 7)."""
+    """Whether the pull asks for the message that was the last one when the read was planned (rule 7)."""
 
 
 class FetchedChunks(NamedTuple):
@@ -267,7 +267,10 @@ class RangeWindow:
         return segments.takeable_bytes > 0 or (self._has_open_end and segments.reached > self._handed_out)
 
     def pause_left_s(self, now_s: float) -> float:
-        """Return the seconds to wait before the next pull; 0 without a pause, or while ``is_on_hold``."""
+        """Return the seconds to wait before the next pull; 0 without a pause.
+
+        Also 0 while the range must not pull because too many of its queue's messages wait (``is_on_hold``).
+        """
         return 0.0 if self.is_on_hold else max(0.0, self._resumes_at_s - now_s)
 
     def stop(self) -> None:
@@ -348,7 +351,7 @@ class RangeWindow:
             self._offset_moved(task, outcome, now_s)
 
     def _passes_over(self, task: PullTask, outcome: PullResult) -> bool:
-        """Return whether an answer without messages shows that none up to its next offset matches."""
+        """Return whether an answer without messages means that no message below its next offset matches."""
         return outcome.scanned_in_vain or (
             outcome.status is PullStatus.NO_MATCHED_MSG and self._is_to_master(task)
         )
@@ -357,7 +360,10 @@ class RangeWindow:
         return task.broker_id == MASTER_ID and not self._of.is_slave
 
     def _meets_end(self, task: PullTask, outcome: PullResult) -> bool:
-        """Note where the queue ends; return whether the pull was at the end, of the queue or of a replica."""
+        """Note where the queue ends at the broker that answered; return whether the pull was at this end.
+
+        A pull that gets another answer than "nothing new" was not at the end.
+        """
         self.segments.end = outcome.max_offset
         if not outcome.max_offset <= task.queue_offset >= self._of.planned.start:
             return False
@@ -385,9 +391,10 @@ class RangeWindow:
             self._skip(task, self._of.planned.end, str(error))
 
     def lost(self, task: PullTask, error: RocketMQError | None, now_s: float) -> None:
-        """Note that a pull failed; without an error, or with another broker to ask, it is sent again now.
+        """Note that a pull failed.
 
-        Otherwise ``settle`` decides about the error.
+        It is sent again now if ``error`` is None, or if another broker can be asked. Otherwise ``settle``
+        decides about the error.
         """
         self.has_held_pull = False
         self.segments.lost(task.segment_id)
@@ -451,7 +458,10 @@ class RangeWindow:
         )
 
     def _rank(self, trouble: RocketMQError) -> tuple[int, int]:
-        """Return a sort key: the first lost message, then an error that will not pass, then the others."""
+        """Return a sort key for errors, the most important one first.
+
+        First come losses of messages, by offset; then errors after which no pull is repeated; then others.
+        """
         if isinstance(trouble, DataLoss):
             return 0, trouble.wanted
         return (2 if self._is_pulled_again(trouble) else 1), 0
@@ -486,7 +496,7 @@ class RangeWindow:
             self._meet_gap(task, result, now_s)
 
     def _meet_reset(self, asked: int, target: int) -> RocketMQError | None:
-        """Return the error for an answer that the offset has moved although the broker still has the offset.
+        """Return the error for an operator's reset, which the broker reports instead of sending messages.
 
         None if the pull is simply to be sent again.
 
@@ -507,7 +517,7 @@ class RangeWindow:
         return None
 
     def _refused(self, error: RocketMQError) -> RocketMQError:
-        """Return the error of a refusal; one by a slave in its master's place counts as one that may pass."""
+        """Return the error of a refusal; if a slave replaces its master, return an error that may pass."""
         if self._of.is_slave and isinstance(error, BrokerError) and not error.retryable:
             return TransportError(self._of.address, f"the slave refuses, and its master is down: {error}")
         return error
@@ -673,9 +683,10 @@ class FetchWindow:
             window.answered(task, outcome, now_s)
 
     def lost(self, task: PullTask, error: RocketMQError | None, now_s: float) -> None:
-        """Note that a pull failed; without an error, or with another broker to ask, it is sent again now.
+        """Note that a pull failed.
 
-        Otherwise ``settle`` decides. Nothing is sent again for a range that is over.
+        It is sent again now if ``error`` is None, or if another broker can be asked. Otherwise ``settle``
+        decides. Nothing is sent again for a range that has failed or is stopped, nor a pull of rule 7.
         """
         self.in_flight -= not task.is_held
         window = self.ranges[task.range_index]
@@ -699,7 +710,7 @@ class FetchWindow:
         )
 
     def stand_still(self) -> None:
-        """Fail all ranges that are neither on hold nor handed out completely.
+        """Fail all ranges that are not handed out completely, except those on hold (``is_on_hold``).
 
         Call this if they wait for nothing, and none has a pull to send.
         """

@@ -54,8 +54,8 @@ class Witnesses(NamedTuple):
     before: LastMessage | None = None
     """The nearest message before the task's range; it is pulled again with the range. None if unknown."""
     ahead: LastMessage | None = None
-    """The newest message, if it is at or after the range's start, else None: the group was set back, or its
-    sink is ahead."""
+    """The newest message, if it is at or after the range's start, because the group was set back or its sink
+    is ahead; otherwise None."""
 
 
 NO_WITNESSES: Final = Witnesses()
@@ -129,8 +129,8 @@ class Boundaries(StoredValue[Meetings]):
     """Offsets at which the generation in a queue's offset row, and its neighbours, begin.
 
     A *generation* is one of the logs that a queue has had. A position that is set back below such an offset
-    belongs to an earlier generation: messages from there on were consumed in that generation, and sinks have
-    their rows under its number. The offsets of earlier generations are kept until a message of the row's
+    belongs to an earlier generation: the messages between the two were consumed in that generation, and sinks
+    have their rows under its number. The offsets of earlier generations are kept until a message of the row's
     generation is consumed.
 
     Text: JSON ``[[[offset, text of the messages], …], ahead]``.
@@ -162,9 +162,9 @@ class Boundaries(StoredValue[Meetings]):
         return Boundaries(Meetings(((at, messages), *self.behind)))
 
     def consumed_in(self) -> Boundaries:
-        """Return the boundaries to keep after a message was consumed: ``ahead`` without ``behind``.
+        """Return the boundaries to keep after a message was consumed: only ``ahead``; ``behind`` is empty.
 
-        From then on a lower offset is a position in the row's generation.
+        From then on any lower position, too, belongs to the row's generation.
         """
         return Boundaries(self._read()._replace(behind=())) if self.behind else self
 

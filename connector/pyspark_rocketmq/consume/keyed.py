@@ -14,7 +14,8 @@ have in the queue. So a message may be finished while an earlier one is not. The
    delivered again.
 3. The lowest message comes first. The first 2,000 messages from ``committed`` on are *admitted*, that is, may
    be delivered (Java's ``consumeConcurrentlyMaxSpan``). The *first lane* is the lane of ``committed``. If the
-   listener has had all its messages without a commit, further messages are admitted until the lane gets one.
+   listener has had all its messages without a commit, further messages are admitted until one of them is in
+   this lane.
 4. Only the first lane sends dead letters; another lane waits until it is the first. A listener call may have
    several messages of a lane, with a gap between them. A dead letter above that gap is sent again if the run
    ends before the gap is closed.
@@ -343,7 +344,7 @@ class KeyedConsumption:
         return self.goes_on_at_s is not None and bool(self._above) and now_s < self.lead_ends_s
 
     def go_on(self, now_s: float) -> None:
-        """Continue a suspended run; if its 60 s are over, they begin again. Do nothing for another run."""
+        """Continue the run if it is suspended, else do nothing. If its 60 s are over, they begin again."""
         if self.finished is not OrderlyFinish.SUSPENDED:
             return
         self.finished = self.goes_on_at_s = self.wakes_at_s = None

@@ -1,6 +1,6 @@
 """One member of a group: decides what it must ask, report and lock, and which queues it may plan.
 
-The machine uses no sockets, threads or clock. Its driver reports what happened (a route, a list of members,
+The machine uses no sockets, threads or clock. The caller reports what happened (a route, a list of members,
 an answer to a lock call) with the monotonic second of the moment, takes the actions that are
 :meth:`~Membership.due`, performs them, and reports the results. The table ``TRANSITIONS`` defines how this
 member gets and gives up a single queue. Ids such as B4 name rows of ``docs/semantics.md``.
@@ -11,8 +11,9 @@ member gets and gives up a single queue. Ids such as B4 name rows of ``docs/sema
 2. Bad news is checked twice. A member missing from the list for the first time, this one included, still
    counts as a member; a new one counts immediately (B4).
 3. A lock's age counts from its request. The broker counts from a later moment, so a lock expires here first.
-4. Without locks (concurrent and broadcasting consumers) a share is held as soon as it is known. Members that
-   see different groups may then both plan a queue for a moment; the claim in the offset store decides.
+4. Without locks (concurrent and broadcasting consumers) a share is held as soon as it is known. Two members
+   with different lists of members may then both plan a queue for a moment; the claim in the offset store
+   decides.
 5. Between :meth:`~Membership.begin_plan` and :meth:`~Membership.planned` every plannable queue counts as
    planned, so a queue is never released while a plan that may contain it is being made (B5).
 6. Plans have numbers. A report that a batch is over, for all queues or for some, names its plan, so a late
@@ -521,7 +522,10 @@ class Membership:
             self._take_wanted(now_s)
 
     def _take_wanted(self, now_s: float) -> None:
-        """Grant allocated queues without locks; one claimed by another member is left to it for a while."""
+        """Grant the allocated queues, since this member needs no locks.
+
+        A queue that another member has claimed is left to that member for a while.
+        """
         for queue in [queue for queue, phase in self._phases.items() if phase is Phase.WANTED]:
             if now_s >= self._retry_at_s.get(queue, 0.0):
                 self._happened(queue, OwnershipEvent.GRANTED, now_s, now_s)
@@ -580,7 +584,7 @@ class Membership:
             self._unlocks.add(queue)
 
     def _let_go(self, queues: Iterable[MessageQueue], now_s: float) -> None:
-        """Note that no batch holds ``queues`` any more. Most of them are in HELD, and stay there."""
+        """Note that no batch holds ``queues`` any more: those in LEAVING are released, those in HELD stay."""
         for queue in queues:
             if self._phases.get(queue) is not Phase.HELD:
                 self._happened(queue, OwnershipEvent.BATCH_OVER, now_s)

@@ -101,7 +101,7 @@ class RecentSums(NamedTuple):
     minute: ConsumeMetrics
     hour: ConsumeMetrics
     minute_s: float
-    """Seconds from the beginning of ``minute`` to that moment, by which a rate divides it: at least ten."""
+    """Seconds from the beginning of ``minute`` to that moment, at least ten; rates are sums divided by it."""
 
 
 class Watched(NamedTuple):

@@ -57,14 +57,15 @@ def is_pulled_again(error: RocketMQError, *, is_group_read: bool, has_worked: bo
     """Return whether a task that reads a range repeats a failed pull after a pause.
 
     It repeats pulls until its time is up: ``retryTimeoutMs``, in a group at most 10 s. Any reader repeats a
-    pull after a ``retryable`` error. After another error a group repeats it only at first contact, and only
-    if the error is unexplained (:func:`is_unexplained`); otherwise it ends the range there, so that the queue
-    rests and the others go on. Any other reader repeats it if the error is unexplained or may pass.
+    pull after a ``retryable`` error. After another error a group repeats it only if the error is unexplained
+    (:func:`is_unexplained`) and nothing has been read yet (``has_worked``); otherwise it ends the range
+    there, so that the queue rests and the others go on. Any other reader repeats it if the error is
+    unexplained or may pass.
 
     Args:
         error: The pull's error.
         is_group_read: Whether a consumer group reads; any other reader needs the whole range.
-        has_worked: Whether the query has read a message before, or the task one of this range.
+        has_worked: Whether the query has read a message before, or this task has read one of the range.
     """
     if error.retryable:
         return True

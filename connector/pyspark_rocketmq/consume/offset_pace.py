@@ -11,9 +11,9 @@ they are stored when their time has come (rule 2), with the next group or withou
 Rule 2: offsets are stored once a second. If storing takes long, they are stored less often, so that it takes
 at most one fiftieth of the time, but at least every five seconds, as by Java's
 ``persistConsumerOffsetInterval``. The first group after a pause is stored with its offsets.
-Rule 3: some progress is stored immediately: numbers of attempts and suspensions, which no sink has; a reset
-or another log, which the store is to follow; and queues that their task has ended, since the next owner
-begins at the stored offset.
+Rule 3: some progress is stored immediately: suspensions and how often messages were tried, which no sink has;
+a reset or another log, which the store is to follow; and offsets of queues that no task delivers any more,
+since the next owner begins at the stored offset.
 
 No I/O, no clock, no thread; methods take the monotonic time.
 """

@@ -9,17 +9,18 @@ numbers, such as D1, name rows of ``docs/semantics.md``.
    (autoCommit=false). Or it puts the delivery back, to be delivered again. Or it puts back everything that is
    not committed. The last two suspend the queue. At ``goes_on_at_s`` this run goes on, if its task still
    runs; otherwise the queue is planned again from ``committed`` (D3, D4).
-3. An exception, None and any other value that is not a status also put the delivery back (D5). Each time a
-   delivery is put back counts as one reconsumption of each of its messages, except by rule 4. A roll-back
-   does not count, nor does a failure that has nothing to do with the message (K4).
+3. An exception, None and any other value that is not a status also put the delivery back (D5). When a
+   delivery is put back, each of its messages counts as reconsumed once more, with an exception in rule 4. A
+   roll-back does not count, nor does a failure that has nothing to do with the message (K4).
 4. A message of a failed delivery that has no reconsumption left is to be sent as a dead letter (D6). When a
    broker has stored it, its reconsumptions are no longer counted. If all messages of the delivery are such
    dead letters, the delivery counts as consumed, and the queue goes on immediately. If one message could not
    be sent, or may be tried again, the whole delivery is put back, its dead letters included. So these may be
    sent again when the delivery fails again (``checkReconsumeTimes``).
 5. A run that has lasted 60 s ends after the running delivery; it makes at least one (D7). A run that goes on
-   after a suspension begins those 60 s again, as a Java client's does. It does not end while the listener has
-   had messages without a commit: the next run would begin before these messages, and might never get further.
+   after a suspension begins those 60 s again, as a Java client's does. No run ends by time while the listener
+   has had messages without a commit: the next run would begin before these messages, and might never get
+   further.
    A run that is given up (its queue was taken away or reset, or the query stops) ends immediately, between
    two deliveries.
 6. A range may arrive piece by piece. A run is *dry* when too few messages for a delivery are left and more is
@@ -56,7 +57,7 @@ _STATUSES = {str(status): status for status in ConsumeOrderlyStatus}
 SHORTEST_SUSPEND_MILLIS: Final = consumer_bounds("suspend_current_queue_time_millis")[0]
 LONGEST_SUSPEND_MILLIS: Final = consumer_bounds("suspend_current_queue_time_millis")[1]
 DEFAULT_SUSPEND: Final = -1
-"""A context's suspend time that stands for the consumer's (``ConsumeOrderlyContext``)."""
+"""Suspend time of a context that means the consumer's own setting (``ConsumeOrderlyContext``)."""
 
 
 class Effect(Enum):

@@ -31,9 +31,11 @@ class QueueAck:
     start: int
     """Queue offset at which this progress begins: the range's first one, or the end of the previous ack."""
     state: QueueState
-    """State of the queue to store, with which its next range begins. If nothing of the range was committed,
-    the queue is suspended at least until the time of the ack, except while the listener waits for more
-    messages before it commits."""
+    """State of the queue to store, with which its next range begins.
+
+    In an ack without progress, ``suspended_until_s`` is the time of the ack or later; it is None only if the
+    listener waits for more messages before it commits.
+    """
     consumed: int
     """Number of messages done since ``start``, dead letters included; ``state.next_offset`` is past them."""
     failed: int
@@ -58,8 +60,8 @@ class QueueAck:
     last_error: str = ""
     """The last error, in one short line; empty if there was none."""
     refused_letter: str = ""
-    """Error because of which a message could not be sent back, or as a dead letter, so that its queue waits;
-    empty without one."""
+    """Error with which brokers refuse a message that is to be sent back or made a dead letter, so that its
+    queue waits; empty without one."""
     metrics: ConsumeMetrics = field(default_factory=ConsumeMetrics)
     """Metrics of reading and consuming the range."""
     latencies: StoreLatencies = field(default=NO_LATENCIES, compare=False)
@@ -218,8 +220,8 @@ def parts_without(
 ) -> tuple[tuple[Part, ...], tuple[Part, ...]]:
     """Divide parts into those that have none of these queues, and the others.
 
-    If a part is among the others, so are all later parts with one of its queues: their ranges would begin
-    where a part that is not kept has ended.
+    A later part that shares a queue with one of the others is among the others, too: it continues where that
+    part has ended, and only parts of the first kind are kept.
     """
     gone = set(queues)
     kept: list[Part] = []
@@ -250,8 +252,9 @@ def continued(parts: Sequence[Part]) -> Part:
 def joined(earlier: QueueAck, later: QueueAck) -> QueueAck:
     """Join two acks of a queue, of which the later one begins where the earlier one ends.
 
-    Counts are added. ``start`` is the earlier ack's, and everything else the later one's. Where that has no
-    newest message, last error, reset or other log, the earlier ack's is kept.
+    Counts, metrics and latencies are added. ``start`` is the earlier ack's, and everything else the later
+    one's. The earlier ack's newest message, last error or reset is kept if the later one has none, and
+    ``is_another_log`` is true if it is in one of them.
     """
     last_message = later.state.last_message or earlier.state.last_message
     return replace(

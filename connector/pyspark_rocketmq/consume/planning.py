@@ -68,7 +68,8 @@ keeps each task in memory."""
 READ_MS: Final = 0.01
 """Approximate time to pull and decode a message, in milliseconds."""
 WORTH_A_TASK_MS: Final = 25.0
-"""Expected duration, in milliseconds, up to which ranges share one task; even more if one lasts longer."""
+"""Expected duration of a task, in milliseconds, up to which ranges share it; the limit is higher if one range
+is expected to last longer."""
 _READ_TOGETHER: Final = 1024
 """Maximum number of offsets of several ranges that are read together: their messages are in memory
 together."""
@@ -134,8 +135,9 @@ def split_ranges(
 
     Args:
         ranges: One for each queue.
-        min_partitions: Approximate number of parts in all, shared in proportion to length; ranges shorter
-            than a fair part stay whole, and no part is empty, so there may be fewer. None: no such number.
+        min_partitions: Approximate number of parts in all; a longer range gets more of them. Ranges shorter
+            than a fair part stay whole, and no part is empty, so there may be fewer parts. None: ranges are
+            cut only because of ``max_records``.
         max_records: Maximum number of offsets of one part; None: no limit.
 
     Raises:
