@@ -46,7 +46,8 @@ class Silence:
     def sent(self, request: Sent) -> None:
         """Note that a request is sent; keep only the first one after each arrival.
 
-        Threads may call this out of order: a request from before an arrival is ignored after one from later.
+        Threads may call this out of order: a request made before an arrival is ignored if one made after
+        it is already noted.
         """
         if request.received_before > self._first.received_before:
             self._first = request
