@@ -1,14 +1,15 @@
 """Decides where a queue starts and ends: by options, by time, by offset store and broker; finds gaps. No I/O.
 
-**A claimed queue** continues at the offset store's position, or at its broker's position of the group. In a
+**A claimed queue** continues at the offset store's position, or at the group's position at the broker. In a
 group of only Spark queries the store is the whole truth, and the broker has a copy of it. But a Java consumer
-may have had the queue meanwhile, or an operator may have moved the group at the broker while it was away:
-neither uses the store. So the row remembers which offsets Spark queries have sent to the broker, or found at
-it.
+may have had the queue meanwhile, or an operator may have moved the group at the broker: neither uses the
+store. So the queue's row in the store remembers which offsets Spark queries have sent to the broker, or found
+at it.
 
-1. If the broker has one of them, nobody else has moved the group, and the store's offset is the newer one.
+1. If the broker has one of these offsets, nobody else has moved the group: the store's offset is the newer
+   one.
 2. If the broker has another one, somebody else has set it later. It is used, whether it is higher or lower.
-3. An operator's reset in the store that no broker has received yet is kept, whatever an earlier member left.
+3. An operator's reset in the store that no broker has received yet is kept, whatever offset the broker has.
 
 A commit remembers its offset before the offset is sent to the broker. So the row may remember several: the
 last one that is known to have arrived, and those after it.
@@ -27,17 +28,18 @@ from pyspark_rocketmq.options.positions import EARLIEST_OFFSET, LATEST_OFFSET, Q
 from pyspark_rocketmq.stored_values import StoredValue, integers_text, read_json
 
 StoredBy = Mapping[str, int]
-"""Latest store time (milliseconds) of the messages that a plan has passed, by broker name, each by its own
-clock; missing if it is not known. A queue that waits has its own entry, under its topic, broker name and id
-separated by spaces, because its broker's other queues go on meanwhile."""
+"""Latest store time of the messages before the ends of a plan's ranges, by broker name; in milliseconds of
+the broker's clock. A broker whose time is not known has no entry. A queue that cannot be planned for now has
+an entry of its own, because its broker's other queues go on meanwhile. That entry's name is topic, broker
+name and queue id, separated by spaces."""
 EVERY_BROKER: Final = ""
 """Name under which a checkpoint of an earlier release has one time for all brokers."""
 MOST_SHOWN: Final = 16
 """Maximum number of offsets that a row of the offset store remembers while it is not known which of them the
 broker has."""
 _FORGOTTEN_S: Final = 15.0
-"""How much of its latest offset changes a crashed broker loses at most: it stores offsets every 5 s
-(``flushConsumerOffsetInterval``)."""
+"""Age in seconds up to which a broker may lose changes of offsets when it crashes. It stores offsets every
+5 s (``flushConsumerOffsetInterval``)."""
 
 
 class ShownOffsets(StoredValue[tuple[int, ...]]):
@@ -59,7 +61,7 @@ class ShownOffsets(StoredValue[tuple[int, ...]]):
 
     @property
     def is_known(self) -> bool:
-        """Whether the broker was ever asked."""
+        """Whether the broker was ever asked for the group's offset."""
         return bool(self)
 
     def __contains__(self, offset: int | None) -> bool:
@@ -105,10 +107,11 @@ NEVER_SHOWN: Final = ShownOffsets()
 
 @dataclass(frozen=True, slots=True)
 class OffsetGap:
-    """A queue whose next offset lies outside its broker's range (PULL_OFFSET_MOVED, found before pulling).
+    """A queue whose next offset lies outside its broker's range: a pull would get PULL_OFFSET_MOVED.
 
-    To continue at ``corrected``, store it as the queue's progress immediately. An offset beyond the end is
-    corrected to the end at this moment; a later plan would correct it to a later end, past newer messages.
+    To continue at ``corrected``, store it as the queue's progress immediately. For an offset beyond the
+    queue's end, it is the end at this moment. If it is not stored, the next plan uses a later end, and
+    messages that came meanwhile are skipped.
     """
 
     queue: MessageQueue
@@ -147,7 +150,7 @@ def stored_by(
 ) -> StoredBy:
     """Return, by broker, the latest store time of the messages up to the ends in ``bounds``.
 
-    A broker whose time is not known is missing, and so are entries of single queues. The next plan compares
+    A broker whose time is not known is missing. Single queues have no entries. The next plan compares
     messages with this time. A message that was stored later, but has the offset of a passed message, belongs
     to another log: the topic was deleted and created again, or a slave without the log's end has become
     master.
@@ -155,7 +158,8 @@ def stored_by(
     Args:
         before: Result of this function for the previous plan.
         bounds: Bounds that the plan is made from.
-        known: Queues that have a position, even if no broker reports them now.
+        known: Queues that have a position. The broker of one that is not in ``bounds`` now is missing,
+            unless ``before`` has its time.
     """
     names = {queue.broker_name for queue in (*bounds, *known)}
     times = {name: [latest_at(before, name)] for name in names}
@@ -198,7 +202,9 @@ def latest_at(times: StoredBy, broker_name: str) -> int:
 def ending_positions(
     spec: QueuePositions, bounds: Mapping[MessageQueue, QueueBounds]
 ) -> tuple[dict[MessageQueue, int], tuple[str, ...]]:
-    """Return the exclusive ends of all queues, at most the broker's, and a sentence for each end beyond.
+    """Return the exclusive ends of all queues, and a sentence for each wanted end beyond the broker's.
+
+    Instead of such an end, the queue gets the broker's.
 
     A queue that is to end at EARLIEST_OFFSET ends at its first message, so nothing is read of it.
     """
@@ -300,7 +306,7 @@ def timed_positions(
 def first_stored_at(
     time_ms: int, found: int, bounds: QueueBounds, stored_ms: Callable[[int], int | None]
 ) -> int:
-    """Return the offset of a queue's first message stored at or after ``time_ms``; its end without one.
+    """Return the offset of a queue's first message stored at or after ``time_ms``; if none is, its end.
 
     Brokers before 5.1.1 answer with the nearest message or, of several with that time, with any of them; so
     the messages around the answer are looked at, and others if it is wrong.
@@ -339,7 +345,7 @@ def resolve_start_offset(stored: int, shown: ShownOffsets, at_broker: int | None
     Args:
         stored: The offset store's offset.
         shown: Offsets that Spark queries have sent to the broker, or found at it. If the broker was never
-            asked, the larger one of ``stored`` and ``at_broker`` counts.
+            asked before, the result is the larger one of ``stored`` and ``at_broker``.
         at_broker: The broker's offset; None if it has none. Do not pass None for an error.
         was_reset: Whether the last change of the row was an operator's.
     """
@@ -389,9 +395,9 @@ class RecentOffsets:
     def has(self, queue: MessageQueue, offset: int) -> bool:
         """Return whether a crash may have put the group's offset at the queue's broker back to ``offset``.
 
-        It may if the broker was away at some moment after the newest noted offset was first noted, and if
-        ``offset`` was the group's less than 15 s before the broker left, or later. A crash loses no older
-        changes.
+        It may if the broker has been away since the group's newest offset was first noted. Besides,
+        ``offset`` must be this newest one, or must have been replaced no earlier than 15 s before the broker
+        left: a crash loses no older changes.
         """
         passed = self._passed.get(queue)
         if not passed or self._away_at_s.get(queue.broker_name, -inf) < passed[-1][0]:

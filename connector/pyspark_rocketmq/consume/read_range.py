@@ -14,7 +14,7 @@ from pyspark_rocketmq.options.subscription import EVERYTHING
 
 
 class ReadSettings(NamedTuple):
-    """How the ranges of a plan are read: one value for all of them, from the driver to the tasks.
+    """How the ranges of a plan are read; the same for all of them. Tasks get it with their ranges.
 
     :meth:`of` derives some fields from the options of a query, and copies the others, which have the names
     of their options in ``ReadOptions``.
@@ -48,7 +48,8 @@ class ReadSettings(NamedTuple):
     replaces_master: bool
     """Whether pulls go to a replica when the master does not answer."""
     has_worked: bool
-    """Whether messages of the query have been read before, so that an unexplained answer may pass."""
+    """Whether the query has read messages before; decides after which errors a pull is repeated
+    (``is_pulled_again``)."""
 
     @classmethod
     def of(cls, options: ReadOptions, *, has_worked: bool = False) -> Self:
@@ -83,7 +84,8 @@ class ReadRange:
     is_sql92: bool = False
     settings: ReadSettings
     witnesses: Witnesses = NO_WITNESSES
-    """Consumed messages: if another message now has the offset of one, the range ends at its own start."""
+    """Consumed messages. If another message now has the offset of one, the queue has another log: nothing of
+    the range is read, and it ends at its start."""
     newest: NewestStored | None = None
     """The queue's last message when a batch read was planned: it shows at the end whether the log is still
     the same. None if it is not known, and in a stream, whose next plan looks at its queues."""
@@ -99,9 +101,9 @@ class ReadRange:
 
     @property
     def pulled_from(self) -> int:
-        """Offset at which pulling begins: that of a remembered message before the range, else its start.
+        """Offset at which pulling begins: that of the witness before the range, else the range's start.
 
-        Messages before the range are only compared with the remembered one, and are not part of the range.
+        A message before the range is only compared with that witness, and is not part of the range.
         """
         before = self.witnesses.before
         return self.planned.start if before is None else before.queue_offset

@@ -23,7 +23,7 @@ class PullChunk(NamedTuple):
     limit: int
     """End of the segment: messages at or after it come again with a later chunk."""
     start: int
-    """Requested queue offset: an inner batch may begin earlier."""
+    """Requested queue offset. The answer may begin with earlier messages of the same inner batch."""
 
 
 SegmentPull = tuple[int, int, int]

@@ -9,7 +9,8 @@ lag, and for an offset that it does not have it answers other codes than its mas
    is avoided for a while.
 3. A preferred replica is pulled from without a suggestion, from the start and again after that while.
 4. If the reader allows it, a replica is read in place of a master that does not answer; the replica's
-   suggestion of the master is followed again after a while. If neither has an offset, the error may pass.
+   suggestion of the master is followed again after a while. If neither serves a pull, the pull's error is
+   retryable.
 
 A slave may lag behind the end of its master's log, and one that was set up late lacks the beginning. So
 neither of its bounds is the queue's. While its master is down:
@@ -116,7 +117,7 @@ class ReplicaSelector:
         """Time until which a preferred replica is not pulled from, because it had no more messages."""
 
     def suggested(self, by: int, broker_id: int, now_s: float) -> None:
-        """Note that broker ``by`` suggests ``broker_id``, in an answer that brought the queue forward.
+        """Note that broker ``by`` suggests ``broker_id``, in an answer after which the next offset is higher.
 
         Follow the suggestion if ``by`` is the broker now pulled from, and ``broker_id`` has a known address
         and is not avoided. If a replica is preferred, ignore the suggestion, and go back to that replica

@@ -108,9 +108,9 @@ class TaskCuts:
         return self._is_dirty and not self._is_full
 
     def cut_begins(self) -> bool:
-        """Begin a cut, which takes what is settled; begin none and return False if two parts are uncommitted.
+        """Begin a cut, which takes what is settled; return whether it has begun.
 
-        These are parts that the task has sent and that are neither committed nor dropped.
+        It has not if two parts that the task has sent are neither committed nor dropped.
         """
         self._is_own_cut_wanted = False
         if self._is_full:

@@ -19,11 +19,12 @@ several work when calls are slow (D1, D3):
    much, it is read only when no queue with messages is left; suspended queues then stop, and come again with
    the next micro-batch.
 5. The queue that has been due longest comes first. A queue that had a turn already, and the next piece to
-   read, count as due half a second later, so that a queue whose suspension is over does not wait for all of
-   them.
+   read, count as due half a second later. So a queue whose suspension is over does not wait for all queues
+   that had a turn.
 6. A queue that was suspended is delivered again while others are at work, but does not prolong the task: when
    the others have ended, or are suspended too, it stops with the running delivery. The micro-batch ends as if
-   the queue had waited for the next one. A queue that leads prolongs the task even while it is suspended.
+   the queue had waited for the next one. Only a suspended queue that *leads* prolongs the task: one consumed
+   by key, in which finished messages wait for the suspended key.
 
 Times are seconds of one monotonic clock, which is passed in. Not thread-safe; no method blocks.
 """
@@ -87,8 +88,9 @@ class RangeInstructions:
     def is_batch_at_work(self) -> bool:
         """Return whether the task may wait for suspended queues.
 
-        With closed ranges it may after :meth:`idles`, while other tasks of the batch have work. With open
-        ranges it may until the driver ends the task. Once False, it stays False, except before :meth:`idles`.
+        With closed ranges this is False before :meth:`idles`, and then True while other tasks of the batch
+        have work. With open ranges it is True until the driver ends the task. After :meth:`idles`, or with
+        open ranges, False is final.
         """
         return False
 
@@ -229,8 +231,8 @@ class TaskTurns(Generic[QueueT]):
     def is_led(self) -> bool:
         """Whether the task goes on even if no other task of its batch has work.
 
-        It does while more may arrive, or while a queue is left that is not suspended, or for whose suspension
-        the task waits (``leads``).
+        It does while more may arrive, while a queue is left that is not suspended, and while a suspended
+        queue is left for which the task waits (``leads``).
         """
         return self._is_arriving or bool(self._leading)
 
@@ -380,9 +382,9 @@ class TaskTurns(Generic[QueueT]):
             self._leading.add(queue)
 
     def leaves(self, queue: QueueT) -> bool:
-        """Note that a worker leaves a queue; return False if it is the only one left, which must stay.
+        """Note that a worker leaves a queue that has others; return False if it is the last one.
 
-        Before this worker goes, it reports the queue's state: dry, yielded, suspended or ended. Until then no
+        The last worker must first report the queue's state: dry, yielded, suspended or ended. Until then no
         other worker joins.
         """
         if self._in_hand[queue] > 1:
