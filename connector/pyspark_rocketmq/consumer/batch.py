@@ -37,7 +37,8 @@ class Job(NamedTuple):
     """Result of one evaluation of a micro-batch."""
 
     parts: Sequence[Part]
-    """The tasks' results, in parts. Parts handed over while the job ran are missing, or present as copies."""
+    """The tasks' results, in parts, except those that tasks handed over while the job ran. If the driver has
+    already used its copy of a part, the part is here, too."""
     could_ask: bool | None
     """Whether all tasks that had to connect to the driver could; None if none had to."""
 

@@ -2,7 +2,8 @@
 
 A classic session calls the function in the process that has started the query. Spark Connect pickles the
 function into a process of the server, a new one for each run of the query. There the first batch makes its
-``BatchRunner`` and, except for a table that Spark decodes, the hub: the server to which the tasks connect.
+``BatchRunner`` and the hub: the server to which the tasks connect. A query whose messages Spark decodes
+(``register_message_table``) has no hub.
 
 Spark Connect lets the job of a batch run on even if the query is stopped, or the function's process dies. If
 the query was then started again, two jobs would call its listener at the same time. So tasks connect to that

@@ -63,7 +63,8 @@ class Unusable(Exception):
     """A change cannot be applied; the text is the reason."""
 
     operation: str = _BAD
-    """Operation of the row that reports the reason, instead of the change's; a truncation keeps its own."""
+    """Operation of the row that reports the reason. It replaces the change's operation, except a
+    truncation's."""
     columns: Sequence[str] | None = None
     """Columns that the source has dropped or renamed, if that is the reason; otherwise None."""
 
@@ -189,8 +190,8 @@ class ChangeListener:
     def _new_values(self, change: Change) -> dict[str, Any]:
         """Return the values of columns that the table did not have when the query started.
 
-        None of them if ``schema_changes`` is ``ignore``. Each new column whose value an update leaves out is
-        there, too, with null.
+        A new column whose value an update leaves out has the value None. The result is empty if
+        ``schema_changes`` is ``ignore``.
 
         Raises:
             Unusable: If a name is impossible, or new columns end the query.
@@ -298,9 +299,12 @@ class ChangeListener:
 def _converted(value: Any, type_: st.DataType) -> Any:
     """Convert a text or a number to the Python class of its column, if it holds exactly such a value.
 
-    Other values are returned as they are, or cause a ValueError or an ArithmeticError; the caller handles
-    both. If messages lack the source's types, decimals and times are texts, and numbers with a fraction
-    decimals.
+    Messages without the source's types have texts for decimals and times, and decimals for numbers with a
+    fraction. A value that needs no conversion, or cannot be converted, is returned unchanged; the caller
+    checks it.
+
+    Raises:
+        ValueError, ArithmeticError: If the value does not fit the column.
     """
     match type_, value:
         case _, str():
@@ -330,7 +334,7 @@ def _from_text(text: str, type_: st.DataType) -> Any:
 
 
 def _type_with_nan(type_: st.DataType) -> SourceType | None:
-    """Return a column's type as the source of its values; None if no value can be NaN."""
+    """Return a column's type as a ``SourceType``; None if no value of the column can be or contain NaN."""
     match type_:
         case st.FloatType() | st.DoubleType():
             return SourceType(type_.simpleString(), Kind(type_.simpleString()))

@@ -54,8 +54,8 @@ def exact_json(body: Column, schema: StructType, options: Mapping[str, str]) -> 
     The result is null unless each column has exactly the value that the body has, with two exceptions.
     Floating-point numbers are rounded to their column. Decimals are rounded, before they are compared, to the
     scale of the wider type into which they are parsed: 30 digits behind the point for ``DECIMAL(10, 2)``, and
-    for a decimal of 38 digits its own scale. Such rounding cannot be noticed: as a string, a number has only
-    a double's digits.
+    for a decimal of 38 digits its own scale. Such rounding cannot be detected: if Spark parses
+    a number into a string, the string has only a double's digits.
     """
     schema = StructType(_nullable_fields(schema))
     text = body.cast("string")
@@ -100,7 +100,7 @@ def _nullable_fields(schema: StructType) -> list[StructField]:
 
 
 def _nullable(kind: DataType) -> DataType:
-    """Make ``kind`` nullable at any depth, as ``from_json`` takes it; a cast would refuse NOT NULL."""
+    """Return ``kind`` without NOT NULL at any depth: ``from_json`` ignores it, and a cast would refuse it."""
     match kind:
         case StructType():
             return StructType(_nullable_fields(kind))
@@ -149,7 +149,8 @@ def _checks(value: Column, kind: DataType, is_infinity_sent: Column) -> Column |
     """Return the condition that ``value``, parsed into the wider type, is the one sent and fits ``kind``.
 
     A null fits. Return None for types that need no check, and for decimals of 38 digits, which have no wider
-    type. ``is_infinity_sent``: whether an infinite number may be in the text, instead of a too large one.
+    type. ``is_infinity_sent``: whether a value that was parsed as infinite may be so in the text; otherwise
+    the text has a number that is too large.
     """
     match kind:
         case DecimalType() if kind.precision < _MOST_DIGITS:

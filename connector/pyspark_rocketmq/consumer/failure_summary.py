@@ -20,7 +20,7 @@ PAUSE_S: Final = 60.0
 _SHOWN: Final = 3
 """Maximum number of queues named in a summary."""
 _FAILS_ALWAYS: Final = 3
-"""Number of failed attempts after which a message may fail for ever."""
+"""Number of failed attempts from which on a summary warns that a message may fail for ever."""
 
 
 class FailureSummary:

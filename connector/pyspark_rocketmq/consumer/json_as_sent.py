@@ -154,9 +154,9 @@ def _fields_once(text: Column, kind: DataType, options: Mapping[str, str]) -> Co
 
 
 def _texts_of(kind: DataType, finer: Mapping[type[DataType], str]) -> DataType | None:
-    """Return ``kind`` with only its parts of the types in ``finer``, as strings; None if there are none.
+    """Return ``kind`` reduced to its times and dates, each with the type string; None if it has none.
 
-    The keys of ``finer`` are types of times and dates; its values are not used here.
+    The keys of ``finer`` are the types of these times and dates; its values are not used here.
     """
     match kind:
         case StructType():

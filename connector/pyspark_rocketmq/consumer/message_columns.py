@@ -123,9 +123,10 @@ def texts_of(bodies: pa.Array) -> tuple[pa.Array, pa.Array]:
 
 
 def _each_text_of(bodies: pa.Array) -> Iterator[tuple[pa.Array, pa.Array]]:
-    """Yield the results of :func:`texts_of` for slices of ``bodies``, in order; not all bodies are UTF-8.
+    """Yield the results of :func:`texts_of` for slices of ``bodies``, in order.
 
-    Halving finds the bad bodies quickly: a half without any is converted as a whole.
+    Call this only if at least one body is not UTF-8. Halving finds such bodies quickly: a half without any
+    is converted as a whole.
     """
     if len(bodies) == 1:
         yield pa.nulls(1, pa.string()), bodies

@@ -132,9 +132,9 @@ class PushConsumer:
         message_model: A member or its name. CLUSTERING shares the queues among the group's members;
             BROADCASTING reads all of them in every query, each with its own progress under ``instance_name``.
         consume_from_where: Where a group without stored offsets begins: a member or its name.
-        consume_timestamp: ``yyyyMMddHHmmss`` in local time of the driver's machine, as in Java, or with a
-            zone (``…Z``, ``…+08:00``), or ISO 8601, in UTC unless it has a zone, for CONSUME_FROM_TIMESTAMP;
-            half an hour ago by default.
+        consume_timestamp: The time for CONSUME_FROM_TIMESTAMP; half an hour ago by default. Either
+            ``yyyyMMddHHmmss``, perhaps with a zone (``…Z``, ``…+08:00``), or ISO 8601. Without a zone, the
+            first form is local time of the driver's machine, as in Java, and ISO 8601 is UTC.
         consume_message_batch_max_size: Maximum number of messages per listener call, 1..1024.
         max_reconsume_times: How often a message that fails is delivered again before it goes to the group's
             dead letters (``%DLQ%GROUP``); -1 means no limit, or 16 with a concurrent listener.
@@ -225,7 +225,7 @@ class PushConsumer:
         """Set the listener. It is pickled to the executors; one with connections needs a method ``open``.
 
         Args:
-            listener: Called with messages of one queue and a context: a function, a generator function, a
+            listener: Called with messages of one queue and a context: a function, a generator function, an
                 ``ArrowListener`` or ``PandasListener``, a class or an object with ``consume_message``, or
                 the ``module:name`` of any of these; a concurrent one may also be an ``async def``.
             orderly: True: in order, one call at a time per queue, or per key (``orderly_by``). False: in any

@@ -324,7 +324,7 @@ class ConsumerSettings:
 
     @property
     def store_kind(self) -> StoreKind | None:
-        """Kind of the offset store; None if the string names no store, which parsing the option reports."""
+        """Kind of the offset store; None if the string names no store, which another check reports."""
         try:
             return StoreSpec.parse(self.store_spec).kind
         except ValueError:

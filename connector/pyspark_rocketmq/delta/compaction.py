@@ -67,7 +67,7 @@ Credentials are renewed between bins, and on slow storage this many files take a
 _COMMIT_AFTER_S: Final = 60.0
 """Time after which the work so far is committed, so that it is kept if the process ends."""
 _ROWS_AT_ONCE: Final = 16 * 1024
-"""Number of rows of small files that are added together, since statistics take time for each piece."""
+"""Number of rows of small files that are written as one piece: each piece takes time for statistics."""
 _BYTES_AT_ONCE: Final = 16 << 20
 """Maximum number of bytes of rows in memory, and of a file that is read whole."""
 _PAUSE_AFTER_S: Final = 0.05

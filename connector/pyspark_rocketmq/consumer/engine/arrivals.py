@@ -1,7 +1,7 @@
 """Reads a task's ranges, and passes their messages to the engine piece by piece, as they arrive.
 
-A *range* is a part of one queue, which a task has to read and consume. A *piece* has its next messages or its
-end.
+A *range* is a part of one queue, which a task has to read and consume. A *piece* (``Arrival``) has the next
+messages of a range, its end, or both.
 
 A :class:`Source` reads. :class:`Arrivals` runs the source, either in a separate thread or, piece by piece, in
 the engine's threads, and gives the pieces to the engine. When too many messages wait in the task, the engine

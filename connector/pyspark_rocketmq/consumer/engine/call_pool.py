@@ -109,7 +109,7 @@ class CallPool:
         self.wake()
 
     def take(self, run: PooledRun) -> bool:
-        """Take a slot for a call and return True; if none is free for the run, it waits: return False."""
+        """Take a slot for a call and return True; if none is free for the run, note that it waits for one."""
         with self._guard:
             return self._slots.take(run)
 

@@ -366,7 +366,7 @@ class ConcurrentRun(RangeRun):
         return any(for_s >= QUEUE_PACE.slow_s for for_s in self._calls_s_so_far())
 
     def awaited_call_s(self) -> float | None:
-        """Return how long the oldest call that the run's end must wait for has lasted, in seconds.
+        """Return the duration so far, in seconds, of the oldest call for which the run's end must wait.
 
         None without such a call. The run does not wait for a call longer than ``consume_timeout``. Any thread
         may call this.

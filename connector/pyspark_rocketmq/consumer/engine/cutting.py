@@ -275,7 +275,7 @@ def add_cut(part: GrowingPart, cut: RangeCuts, instructions: TaskControl) -> Non
 def _add_ended(part: GrowingPart, consumed: Consumed, instructions: TaskControl) -> None:
     """Add the result of a range that has ended.
 
-    If nothing of it may or need be committed, report its queue as released instead.
+    If the result is to be dropped, or there is nothing in it to commit, report its queue as released instead.
     """
     queue = consumed.ack.queue
     fate = instructions.fate(queue)

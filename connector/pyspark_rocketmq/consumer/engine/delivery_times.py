@@ -30,11 +30,11 @@ _STORED_AT: Final = "storeTimestamp"
 _MICROS_PER_MILLI: Final = 1000
 _FLOAT_BITS: Final = 23
 _BUCKET_OF_ONE: Final = 127 << BITS
-"""The number 1.0 as a bucket: a float's exponent, and the first bits that follow it."""
+"""The upper bits of 1.0 as a 32-bit float: its exponent, and the first three bits that follow."""
 
 
 class DeliveryTimes:
-    """When messages of one range were stored and delivered, as long as no ack contains them.
+    """When messages of one range were stored and delivered; kept until an ack contains the latencies.
 
     Messages are named by their indexes in the run.
     """
@@ -150,7 +150,7 @@ def stored_ms(piece: MessagePiece) -> npt.NDArray[np.int64]:
 
 
 def histogram_of(latencies_ms: npt.NDArray[np.int64]) -> LatencyHistogram:
-    """Return the histogram of latencies, at least one: faster than ``LatencyHistogram.of``, but equal."""
+    """Return what ``LatencyHistogram.of`` returns, but faster; there must be at least one latency."""
     if len(latencies_ms) <= _FEW:
         return LatencyHistogram.of(latencies_ms.tolist())
     known = np.maximum(latencies_ms, 0)

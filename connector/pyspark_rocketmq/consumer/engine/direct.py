@@ -51,9 +51,9 @@ from pyspark_rocketmq.source.schema import Arrival
 
 SHORT_OF_MEMORY_BYTES: Final = 64 << 20
 OUT_OF_MEMORY_BYTES: Final = 256 << 20
-"""Memory of arrived messages, in bytes, at which memory counts as short, and as used up.
+"""Memory of arrived messages, in bytes, at which memory counts as used up (``Memory.GONE``).
 
-A single range may take any amount.
+At ``SHORT_OF_MEMORY_BYTES`` it counts as ``Memory.SHORT``. A single range may take any amount.
 """
 _Range: TypeAlias = ArrivingRange[OrderlyRun]
 _LOOK_EVERY_S: Final = 0.5

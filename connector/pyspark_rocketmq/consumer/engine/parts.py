@@ -114,7 +114,7 @@ def _joined(acks: Sequence[QueueAck]) -> tuple[QueueAck, ...]:
 def _joined_if_chained(acks: Sequence[QueueAck]) -> tuple[QueueAck, ...]:
     """Join the acks of each queue to one; return them unchanged if one does not begin where another ended.
 
-    The driver then judges the acks.
+    The driver finds such acks, and refuses them (``check_chains``).
     """
     reached: dict[MessageQueue, int] = {}
     for ack in acks:

@@ -16,7 +16,8 @@ from pyspark_rocketmq.consumer.engine.output import Consumed, CutTogether
 from pyspark_rocketmq.consumer.engine.task import Engine
 
 _DEEPEST: Final = 6
-"""Maximum number of levels that are searched; for a deeper culprit, the error names its owner on the last."""
+"""Maximum number of levels, from an object into its parts, that are searched. If the part that cannot be
+pickled is deeper, the error names the object on the last level that contains it."""
 
 
 class PickledOnce:

@@ -310,7 +310,10 @@ class RangeRun(ABC):
         )
 
     def _refused_from(self, next_offset: int) -> str:
-        """Return why no broker accepts the first such message that is not passed; empty if there is none."""
+        """Return why no broker accepts a message at or after ``next_offset``; empty if none is refused.
+
+        If several are refused, this is the reason for the first of them.
+        """
         return min(
             ((at, why) for at, why in list(self._refused.items()) if at >= next_offset), default=(0, "")
         )[1]

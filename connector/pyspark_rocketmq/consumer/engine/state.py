@@ -104,7 +104,7 @@ def spark_problem() -> str | None:
 
 
 def places(spark: SparkSession, checkpoint: str) -> dict[str, str]:
-    """Return the checkpoint's path, by the name that errors use, as a folder where this engine's tasks write.
+    """Return the folders where this engine's tasks write, by the names that errors use: the checkpoint.
 
     Spark's tasks keep state in the checkpoint; without state only the driver writes there.
     """
