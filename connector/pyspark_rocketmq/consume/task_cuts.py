@@ -64,7 +64,7 @@ class TaskCuts:
     def is_held(self) -> bool:
         """Whether the rows that wait have reached their limit.
 
-        Then no message may be delivered before the task begins to send (a cut) or to commit these rows.
+        Then no message may be delivered before a cut begins, or a commit by the task itself.
         """
         return self._row_bytes >= self._most_row_bytes
 
@@ -77,7 +77,7 @@ class TaskCuts:
         self._row_bytes += nbytes
 
     def cuts_itself(self) -> bool:
-        """Return whether the task must now send (a cut) or commit rows unasked: their size is at its limit.
+        """Return whether the task must now begin a cut, or a commit of its own: its rows reached their limit.
 
         Call this after each new row and each commit. False while two parts that the task has sent are not
         committed. After True the answer is False until a cut, or a commit by the task, begins.

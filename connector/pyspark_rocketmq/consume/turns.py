@@ -402,9 +402,10 @@ class TaskTurns(Generic[QueueT]):
         return min(until_all_slow_s, patience_s) if self._has_been_slow else until_all_slow_s
 
     def _lasts_s(self, now_s: float) -> float:
-        """Return the seconds until another queue, or the next piece to read, is due.
+        """Return how many seconds a turn lasts that begins now.
 
-        That is 0.05 if one is due now, and infinite if none waits.
+        It lasts until another queue, or the next piece to read, is due: 0.05 s if one is due already, and
+        without an end if none waits.
         """
         due_s = min((each.due_s for each in self._waiting.values()), default=inf)
         return due_s - now_s if due_s > now_s else TURN_S

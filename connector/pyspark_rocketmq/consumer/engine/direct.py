@@ -302,9 +302,9 @@ class OrderlyTask:
     def _end_waiting(self) -> bool:
         """End ranges that no worker will end; return whether there were any.
 
-        These are ranges whose queues are given up, so that the next owner can have them, and that are
-        suspended, have no messages to deliver, or wait during a pause. If no memory is left for further
-        reading, all suspended ranges end.
+        A range whose queue is given up ends here if it is suspended, has no messages to deliver, or waits
+        during a pause; the next owner can then have the queue. If no memory is left for further reading, all
+        suspended ranges end.
         """
         turns, is_paused, is_given_up = self._turns, self._is_paused, self._instructions.is_given_up
         makes_room = turns.is_arriving and self._memory() is Memory.GONE
