@@ -39,7 +39,7 @@ class RocketMQError(Exception):
     """Root of every error of this package; URIs in it are shown without their secrets."""
 
     retryable: ClassVar[bool] = False
-    """Whether the error usually passes by itself. Every caller then retries, also its very first request."""
+    """Whether the error usually passes by itself. Then callers retry even their first request."""
     passes_later: ClassVar[bool] = False
     """Whether the error usually passes by itself if the same request has succeeded before. If it never has,
     the error is raised after a few tries."""

@@ -219,8 +219,8 @@ def register(spark: SparkSession) -> None:
 def _register_as_active(spark: SparkSession) -> None:
     """Make ``spark`` the thread's active session, register the data source, and set the former session back.
 
-    Spark looks for the name in the thread's active session, even if another session registers it. So a source
-    that only the active session has would keep ``spark`` from getting it.
+    Before ``spark`` registers a source, Spark looks for its name in the thread's active session, even if that
+    is another session. If that session has the source, registering would fail although ``spark`` lacks it.
 
     Raises:
         RocketMQError: If a jar on the JVM's class path has a data source of this name.

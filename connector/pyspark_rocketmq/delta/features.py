@@ -1,4 +1,6 @@
-"""Decides by a table's features and properties which commits need Spark, and which changes concern rows.
+"""Decides by a table's features and properties which commits need Spark.
+
+Also finds the changes of a table after which files that were written before them may not fit.
 
 Adding finished Parquet files to the log skips anything that Delta does to rows *while writing them*, such as
 computing generated columns.  Tables for which Delta does such things are left to Spark's own writer.  This
@@ -33,7 +35,10 @@ delta-rs 1.6 can write them all (each was tried). For a commit that adds whole f
 ``PROTOCOL.md`` has no further requirements under these features.
 """
 _OF_ADDED_COLUMNS = frozenset({"timestampNtz", "appendOnly", "invariants"})
-"""Features that come or go when delta-rs adds a time without a zone to a table of an old version."""
+"""Features that may appear or vanish when delta-rs adds the first column of a time without a zone.
+
+The table's protocol version then changes from one that implies features to one that lists them.
+"""
 _ROW_ONLY_FEATURES = frozenset(
     {
         "allowColumnDefaults",

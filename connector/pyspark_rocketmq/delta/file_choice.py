@@ -29,9 +29,12 @@ if TYPE_CHECKING:
 _READ_FEATURES: Final = frozenset({"timestampNtz"})
 """Reader features that a table may have; with any other, delta-rs' data set reads all its files."""
 _TIME_UNIT_US: Final = 1_000
-"""Unit of the bounds of times, in microseconds: writers cut off the rest, of an upper bound too."""
+"""Unit, in microseconds, to which writers round the bounds of times down, even upper bounds."""
 _COLUMNS_WITH_STATISTICS: Final = 32
-"""Number of columns of which every writer has statistics by default; those in a struct count singly."""
+"""Number of a table's first columns for which every writer has statistics by default.
+
+Each column within a struct counts as one; see :func:`_width`.
+"""
 _CHOICE_OF_COLUMNS: Final = "delta.dataSkipping"
 """Beginning of the names of the properties that choose other columns; not every writer obeys them."""
 
@@ -68,10 +71,11 @@ def has_value(name: str) -> MayHave:
 
 
 def has_counted(name: str) -> MayHave:
-    """Return the condition that a row is in a file that has the column ``name``.
+    """Return the condition that a row's file has the column ``name``.
 
-    If each file with the column and with statistics counts the column's nulls, a file that has other
-    statistics, but not this count, was written before the column was added. Otherwise nothing is known.
+    A file lacks the column, because it was written earlier, if it has statistics, but no count of the
+    column's nulls. This is sure only if every file with statistics counts the nulls of the column where it
+    has the column (:meth:`ListedFiles.count_nulls_of`). Otherwise any file may have the column.
     """
 
     def test(files: ListedFiles) -> pa.Array:
@@ -173,7 +177,7 @@ class ListedFiles:
     def chosen(self, may_have: MayHave) -> Iterator[int]:
         """Yield the index in :attr:`paths` of each file that may have a row which meets a condition.
 
-        A file whose statistics do not show it is among them.
+        If a file's statistics do not show whether it may, its index is yielded, too.
         """
         for number, is_chosen in enumerate(may_have.test(self).to_pylist()):
             if is_chosen is not False:
@@ -201,7 +205,7 @@ def _counted_columns(table: DeltaTable) -> frozenset[str]:
 
 
 def _width(type_: pa.DataType) -> int:
-    """Return how many columns a column is: those in a struct are counted."""
+    """Return as how many columns a column counts: a struct as all columns within it, any other as one."""
     return sum(_width(field.type) for field in type_) if pa.types.is_struct(type_) else 1
 
 
@@ -224,11 +228,11 @@ def _above_cut(highest: pa.Array) -> pa.Array:
 def rows_of_files(table: DeltaTable, columns: Sequence[str], may_have: MayHave) -> Iterator[pa.Table]:
     """Yield all rows of those files that, by their statistics, may have rows which meet ``may_have``.
 
-    Arrow cannot filter the rows themselves: in files that delta-rs wrote in a MERGE, texts have another type
-    (views), which Arrow does not compare with texts.
+    Arrow cannot filter the rows themselves: in files that delta-rs wrote in a MERGE, strings have the type
+    "view", which Arrow does not compare with ordinary strings.
 
-    If the table has features of which this module is not aware, or files elsewhere, delta-rs' data set yields
-    the rows of all files, or raises.
+    If the table has features of which this module is not aware, or files outside its folder, delta-rs' data
+    set yields the rows of all files, or raises.
 
     Raises:
         DeltaError, OSError: If the storage does not answer.
@@ -259,7 +263,10 @@ def _parquet_options() -> ds.ParquetReadOptions:
 
 
 def _chosen_fragments(table: DeltaTable, may_have: MayHave) -> list[ds.Fragment] | None:
-    """Return the files that may have rows which meet a condition; None if some are not below the table."""
+    """Return the files that may have rows which meet a condition.
+
+    None if any file of the table is outside its folder.
+    """
     from pyarrow.dataset import ParquetFileFormat, ParquetFragmentScanOptions
 
     files = ListedFiles(table)

@@ -104,7 +104,10 @@ def _has_bounds(type_: pa.DataType) -> bool:
 
 
 def _min_max(column: pa.Array) -> tuple[Any, Any]:
-    """Return least and greatest value; times and dates as integers, since Python's types lack some."""
+    """Return the least and the greatest value; times and dates as integers.
+
+    Python's types cannot hold all times and dates.
+    """
     if pa.types.is_timestamp(column.type):
         column = column.cast(pa.int64())
     elif pa.types.is_date32(column.type):

@@ -38,7 +38,10 @@ _OTHER_PLACE: Final = re.compile(r"bucket\.|.*\.(?:dfs|blob)\.|sas\.[^.]+$")
 _OWN_PROVIDER: Final = re.compile(
     r"(?:.*\.)?(?:Simple|Temporary|Default|Instance|IAM|Environment|Container|WebIdentity)\w*"
 )
-"""Credential providers that find what delta-rs finds itself, or that use keys which are translated."""
+"""Names of credential providers that need no option of their own.
+
+delta-rs finds the same credentials itself, or they are keys in other settings, which are translated.
+"""
 _AWS_ENDPOINT: Final = re.compile(r"(?:https?://)?s3(?:[.-]([a-z]{2}-[a-z-]+-\d))?\.amazonaws\.com/?")
 _ACCOUNT: Final = re.compile(r"fs\.azure\..*\.([^.]+)(?:\.z\d+)?\.(?:dfs|blob)\.")
 
@@ -53,7 +56,7 @@ def storage_options_of_spark(settings: Mapping[str, str], uri: str) -> dict[str,
     | ``fs.s3a.access.key`` | ``aws_access_key_id`` |
     | ``fs.s3a.secret.key`` | ``aws_secret_access_key`` |
     | ``fs.s3a.session.token`` | ``aws_session_token`` |
-    | ``fs.s3a.endpoint`` | ``aws_endpoint_url``; only the region for one of AWS |
+    | ``fs.s3a.endpoint`` | ``aws_endpoint_url``; of an endpoint of AWS only its region, as ``aws_region`` |
     | ``fs.s3a.endpoint.region`` | ``aws_region`` |
     | ``fs.s3a.path.style.access=false`` | ``aws_virtual_hosted_style_request=true``, the bucket in the host |
     | ``fs.s3a.connection.ssl.enabled=false``, an endpoint or root URL ``http://…`` | ``allow_http=true`` |
@@ -128,7 +131,10 @@ class _HadoopSettings:
         self._translated: set[str] = set()
 
     def take(self, *names: str) -> str:
-        """Return the first of these settings that is set, or ""; ``untranslated`` then has none of them."""
+        """Return the value of the first of these settings that is set, or "" if none is.
+
+        From then on, :attr:`untranslated` has none of these names.
+        """
         self._translated.update(names)
         return next((self._settings[self._names[name]] for name in names if name in self._names), "")
 

@@ -93,7 +93,10 @@ class LogFiles:
 
     @property
     def takes_commits(self) -> bool:
-        """Whether :meth:`put` works: it does in local folders, since those without hard links are refused."""
+        """True in local folders, in which :meth:`put` works.
+
+        ``check_exclusive_create`` refuses local folders without hard links before.
+        """
         return self.is_local
 
     @cached_property
@@ -344,10 +347,12 @@ class LogFiles:
         return Transactions(version, by_app_id)
 
     def _checkpointed_transactions(self, version: int) -> Transactions:
-        """Return the transaction ids of the newest checkpoint; without one, no ids and table version -1.
+        """Return the transaction ids in the newest checkpoint, which must not be later than ``version``.
 
-        Delta protocol, "Transaction Identifiers", "Checkpoints" and "V2 spec": a checkpoint of the second
-        form has its own kind of name, may be JSON, and keeps only file actions in its sidecar files.
+        Without a checkpoint, return no ids and table version -1.
+
+        Delta protocol, "Transaction Identifiers", "Checkpoints" and "V2 spec": a V2 checkpoint has its own
+        kind of name and may be JSON. Its sidecar files need not be read: they have no transaction ids.
         """
         newest = self._last_checkpoint()
         if newest is None:
@@ -372,9 +377,10 @@ class LogFiles:
 
 
 def read_ahead(read: Callable[[int], _Read], versions: Sequence[int]) -> Iterator[_Read]:
-    """Yield ``read(version)`` for each version, in order; read more and more at the same time, up to 32.
+    """Yield ``read(version)`` for each version, in order.
 
-    Callers mostly need only the first one; an object store takes some 20 ms for each.
+    The first call runs without others, since callers mostly need no more. Then 2, 4, 8, and so on up to 32
+    calls run at the same time: an object store takes some 20 ms for each.
     """
     yield from map(read, versions[:1])
     begin, at_once = 1, 2

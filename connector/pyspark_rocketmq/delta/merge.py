@@ -111,7 +111,7 @@ def newest_rows(rows: pa.Table, keys: Sequence[str], order: Sequence[str]) -> pa
 def with_blanks(rows: pa.Table, columns: Iterable[str]) -> tuple[pa.Table, list[str]]:
     """Replace ``__HIVE_DEFAULT_PARTITION__`` in partition columns by ""; the table stores both as null.
 
-    Return the rows, and the columns that had one of these two strings.
+    Return the rows, and the columns that had ``__HIVE_DEFAULT_PARTITION__`` or an empty string.
 
     Delta cannot store an empty string as a partition value, and delta-rs cannot store the string that names
     the folder of null.

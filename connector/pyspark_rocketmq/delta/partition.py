@@ -114,7 +114,8 @@ class Partition(NamedTuple):
             log: The table's log.
             files: The partition's files before these commits.
             versions: The commits, in order.
-            mark: Name of a field of ``commitInfo``; a commit that has this field changes only whole files.
+            mark: Name of a field of ``commitInfo``. A commit that has this field only adds and removes whole
+                files. If a commit lacks the field, the files cannot be known.
 
         Returns:
             The files; None if they cannot be known in this way, so that delta-rs has to be asked.
@@ -202,7 +203,9 @@ class Partition(NamedTuple):
 
 
 def rows_of_files(log: LogFiles, files: Files) -> pa.Table:
-    """Return the rows of at least one file of a partition of a local table, without the partition column.
+    """Return the rows in a partition's files, without the partition column; only for a local table.
+
+    ``files`` must not be empty.
 
     Raises:
         DeltaError: If a file is damaged.

@@ -47,7 +47,7 @@ class TableName(NamedTuple):
     def of(cls, place: str | Path) -> TableName | None:
         """Read ``place`` as a table's name; return None for a path or a URI.
 
-        Paths and URIs are: a ``Path``; a text with ``://``; a text that begins with a slash or a point; a
+        Paths and URIs are: a ``Path``; a text with ``://``; a text that begins with a slash or a dot; a
         text with a slash and without backquotes.
 
         Raises:

@@ -4,10 +4,10 @@ A snapshot is at one version and moves to newer ones when asked.  A commit is ch
 the snapshot is at, so threads must not share one (:class:`HandlePerThread`).
 
 On disks of this machine, a snapshot can commit files, and follow commits of others one by one, without
-delta-rs.  delta-rs would need more time for both, the more commits and files there are
-(:mod:`pyspark_rocketmq.delta.log`).  It is then used only to open the table again after a commit that may
-have changed more than files.  On other storage, and if rows are merged, replaced by a condition or queried
-(``needs_delta_rs``), delta-rs does everything.
+delta-rs.  The more commits and files a table has, the longer delta-rs would take for both
+(:mod:`pyspark_rocketmq.delta.log`).  Such a snapshot uses delta-rs only to open the table again after a
+commit that may have changed more than files.  On other storage, and if rows are merged, replaced by a
+condition or queried (``needs_delta_rs``), delta-rs does everything.
 """
 
 from __future__ import annotations
@@ -464,7 +464,10 @@ class TableSnapshot:
         self._note_commit(begun_at, note)
 
     def _note_commit(self, begun_at: int, note: CommitNote) -> None:
-        """Add the transaction ids of the commit just made to the known ones, if no other came before it."""
+        """Add the transaction ids of the commit just made to the known ones.
+
+        Do nothing if another commit came between ``begun_at`` and this one.
+        """
         known = self._transactions
         if self.version == begun_at + 1 and known is not None and known.table_version == begun_at:
             self._transactions = Transactions(self.version, {**known.by_app_id, **note.transactions})

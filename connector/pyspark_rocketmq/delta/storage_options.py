@@ -66,7 +66,7 @@ _FROM_ENVIRONMENT: Final[Mapping[str, tuple[str, ...]]] = {
     ),
     "gs": ("GOOGLE_SERVICE_ACCOUNT_KEY",),
 }
-"""Environment variables that are valid on any machine, by kind of storage, so that tasks get them, too.
+"""Environment variables that are passed on to tasks, by kind of storage: they are valid on any machine.
 
 Variables that name roles or files (``_ROLES``) are not among them: each process reads its own.
 """

@@ -36,8 +36,10 @@ STORAGE_ERRORS = (DeltaError, OSError)
 _PAUSES_S: Final = (0.5, 1.0, 2.0, 4.0, 8.0)
 """Pauses in seconds before remote storage is asked again."""
 _OPEN_ATTEMPTS: Final = 9
-"""Number of attempts to open a local table before the last one. Only the last one raises its error, unless
-there is no table."""
+"""Number of attempts to open a local table of which any ``DeltaError`` is ignored; one more attempt follows.
+
+If there is no table, the first attempt raises.
+"""
 
 _LEGACY_WRITER_FEATURES = (
     (2, "appendOnly"),
@@ -113,8 +115,7 @@ def column_differences(wanted: Mapping[str, str], found: Mapping[str, str], wher
     """Describe how ``found``, the types of the columns in ``where``, differ from ``wanted``.
 
     Return one text for all missing columns, one for all superfluous ones, and one for all of another type; an
-    empty tuple if there are none. A type does not differ if it only allows nulls, at every depth, where the
-    wanted type has NOT NULL.
+    empty tuple if there are none. A type does not differ if it is the wanted type without any NOT NULL in it.
     """
     missing = [f"{name} {type_ddl(wanted[name])}" for name in wanted if name not in found]
     superfluous = [f"{name} {type_ddl(found[name])}" for name in found if name not in wanted]

@@ -243,7 +243,10 @@ def open_group_store(options: ReadOptions, storage: StorageOptions | None = None
 
 
 class RemoteGroup:
-    """Implements ``GroupAtBrokers`` by the routes of the group's topics; connects at the first request."""
+    """Implements ``GroupAtBrokers``; connects at the first request.
+
+    The routes of the group's topics show which brokers to call.
+    """
 
     def __init__(self, options: ReadOptions, clock: Clock | None = None) -> None:
         self._options = options
