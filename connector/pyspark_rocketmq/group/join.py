@@ -47,7 +47,7 @@ _members: list[RunningMember] = []
 def unregister_at_exit(member: RunningMember) -> None:
     """Stop ``member`` when this process exits or gets SIGTERM.
 
-    SIGTERM is handled only if the main thread makes the first call.
+    SIGTERM is handled only if the process's first call of this function is on the main thread.
     """
     if not _members:
         atexit.register(_leave)
@@ -88,7 +88,7 @@ def offset_key(options: ReadOptions) -> str:
 
 
 def client_id(options: ReadOptions) -> str:
-    """Return ``HOST@instance``; without an instance name, one unique to this process and start.
+    """Return ``HOST@INSTANCE``; without an instance name, each call makes a new, unique one.
 
     Source: ``ClientConfig.buildMQClientId``, ``changeInstanceNameToPID``.
     """

@@ -3,9 +3,10 @@
 This thread, the planner, and the connection threads that receive brokers' notifications all use the state
 machine (:mod:`~pyspark_rocketmq.consume.membership`). A lock guards it; while a thread holds this lock, it
 does not call a server or wait. Every call to a server has a deadline. Calls of one kind go to all brokers at
-the same time; only the list of members is requested from one broker after another, from silent ones last, and
-for 3 s in one round. So a round of calls normally takes less than 10 s, although some brokers are silent.
-That is soon enough: a queue's lock counts for 10 s more after its renewal is due.
+the same time. Only the list of members is requested from one broker after another, with silent brokers last;
+after 3 s, a round requests it from no further broker. So a round of calls normally takes less than 10 s,
+although some brokers are silent. That is soon enough: a queue's lock counts for 10 s more after its renewal
+is due.
 
 When a connection breaks, its broker removes the member. The other members would then take its queues. So the
 next heartbeat is sent immediately and not after half a minute; if it fails, it is tried again every second.
@@ -65,7 +66,7 @@ CALL_TIMEOUT_S = 3.0
 _LONGEST_SLEEP_S = 1.0
 """Maximum time until a broken connection or a new route is noticed."""
 _BEAT_AGAIN_S = 1.0
-"""Pause before a heartbeat that failed is tried again on a broken connection."""
+"""Pause, in seconds, after a failed heartbeat before another one is sent because a connection is broken."""
 _LIST_AGAIN_S = 300.0
 """Time, in seconds, for which the list of members is requested from other brokers first, after a request at a
 broker has failed."""
@@ -84,7 +85,10 @@ class QueueOwnership(Protocol):
         ...
 
     def planned(self, grants: Mapping[MessageQueue, int]) -> frozenset[MessageQueue]:
-        """Note the queues that the plan contains; return those of them that may still be run."""
+        """Note the queues that the plan contains; return those that this member still holds by these grants.
+
+        Only these may be run.
+        """
         ...
 
     def holds(self, queue: MessageQueue) -> bool:
@@ -309,9 +313,9 @@ class RunningMember:
         return self._notify(begin)
 
     def planned(self, grants: Mapping[MessageQueue, int]) -> frozenset[MessageQueue]:
-        """Note the queues that the plan contains; return those of them that may still be run.
+        """Note the queues that the plan contains; return those that this member still holds by these grants.
 
-        The watcher gets a report of the plan, unless no queue is left.
+        Only these may be run. The watcher gets a report of the plan, unless no queue is left.
         """
         valid = self._notify(lambda machine, now_s: machine.planned(grants, now_s))
         if self._watcher is not None and valid:
@@ -451,7 +455,8 @@ class RunningMember:
         """Report, once for each plan, that it lacks a queue of this member, or that a broker has moved.
 
         In real time a plan is in use for minutes, and its tasks have only the brokers' addresses of the plan.
-        The plan also lacks a queue that its tasks have to give up, although it has come back meanwhile.
+        A queue that the plan's tasks had to give up, and that this member has got back since, counts as
+        lacking: the tasks do not take it up again.
         """
 
         def gained(machine: Membership, now_s: float) -> tuple[int, list[MessageQueue]]:

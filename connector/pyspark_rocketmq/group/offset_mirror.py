@@ -144,7 +144,7 @@ class OffsetMirror:
             )
 
     def arrived(self, queue: MessageQueue) -> int | None:
-        """Return the last offset that the queue's broker has stored; None if it has stored none from here."""
+        """Return the last offset from this mirror that the queue's broker has stored; None without one."""
         with self._guard:
             return self._arrived.get(queue)
 

@@ -45,7 +45,7 @@ class AnnouncedEnd:
 
         Args:
             calls: For each queue with a running call, how long its oldest one has lasted, in seconds.
-            now_s: A time before ``calls`` was made, by the clock of the announcement.
+            now_s: The monotonic time just before ``calls`` was made.
         """
         self._lasted_s = lasted_s = now_s - self._began_s
         # A call that began within a millisecond after the announcement counts too.
@@ -89,8 +89,7 @@ class CallsInHand:
     def watch(self) -> None:
         """Begin to wait, on a new thread, for the calls that are running now; return immediately.
 
-        The thread ends the queues whose calls take long. Nothing changes while such a thread is still
-        waiting.
+        The thread ends the queues whose calls take long. Do nothing if such a thread is still waiting.
         """
         with self._guard:
             is_watched, self._is_watched = self._is_watched, True

@@ -167,7 +167,7 @@ class ConnectionLoop(ABC):
         """Called after events, at least twice a second, and soon after the time of :meth:`_next_tick_s`."""
 
     def _next_tick_s(self) -> float | None:
-        """Return the monotonic time at which :meth:`_tick` must not be late; None if there is none."""
+        """Return the monotonic time at which to call :meth:`_tick`; None if twice a second is enough."""
         return None
 
     # --- the thread, or before it was started ---------------------------------------------------------------
@@ -393,7 +393,8 @@ class HubClient(ConnectionLoop, Generic[ReceivedT]):
 
         Args:
             address: Address of the hub.
-            decode: Reads a message from its JSON and the hub's name; returns None for a message to ignore.
+            decode: Reads a message from its JSON; returns None for a message to ignore. Its second argument
+                is the hub's address, for errors.
             received: Called with each message, by the connection's thread; must not wait.
             lost: Called once by the connection's thread, when the connection has ended for good.
             clock: The system's clock, except in tests.

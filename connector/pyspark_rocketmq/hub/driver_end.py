@@ -8,7 +8,7 @@ Tasks send parts of their results before the job ends for two reasons: a queue i
 | ``rocketmq-hub`` | communicates with planner and tasks, decides |
 | ``rocketmq-early-commits`` | commits the groups of parts that tasks hand over, one after the other |
 | ``rocketmq-batch-over`` | notifies the planner that a batch is over, once the brokers have its offsets |
-| ``rocketmq-hub-watch`` | compares epochs during a long batch, counts task slots, ends with the session |
+| ``rocketmq-hub-watch`` | compares epochs in a long batch, counts task slots, closes the hub with the query |
 
 A *part* is a piece of a task's result. Parts are accepted until the job is over. A commit that fails is tried
 again for a minute, and no other one is made before it. Without ``commit_interval`` the batch does not fail
@@ -95,8 +95,8 @@ class DriverControl:
             clock: The system's clock, except in tests.
             storage_options: Returns the options with which the planner reaches the offset store.
             look_every_s: Pause between two comparisons of the batch with the offset store, in seconds.
-            ends_tasks: Whether Spark does not end tasks when this process ends. Then they end when their
-                connection breaks, and each of them must be connected.
+            ends_tasks: Whether tasks must end by themselves when their connection breaks, because Spark does
+                not end them when this process ends. Then each of them must be connected.
             calls_end_s: Time for which Spark lets a Python worker go on after its job has ended, in seconds.
             interval_s: Shortest time between two commits while a job runs, in seconds. If it is None, only
                 queues that are given up are committed then.
@@ -168,10 +168,11 @@ class DriverControl:
         return self._hub.address.to_text()
 
     def lives_with(self, is_alive: Callable[[], bool], stop: Callable[[], None] | None = None) -> None:
-        """Close the hub soon after ``is_alive`` returns False, or after everything is consumed.
+        """Close the hub soon after ``is_alive`` returns False.
 
-        Whenever the hub closes, also by :meth:`close`, ``stop`` is called once no batch is under way. Only a
-        query with ``availableNow`` ends because everything is consumed, and only with ``stop``.
+        If ``stop`` is given, the hub of a query with ``availableNow`` also closes when everything is
+        consumed. Whenever the hub closes, also by :meth:`close`, ``stop`` is called once no batch is under
+        way.
 
         Spark does not end an idle query with its session, and the query's planner would keep its queues; so
         ``is_alive`` must also return False when the session has ended. ``is_alive`` is called about once a
@@ -203,7 +204,7 @@ class DriverControl:
         self._is_look_wanted.set()
 
     def held_up(self, reason: str) -> None:
-        """Report to the planner why queues cannot be consumed; empty if nothing keeps them. Do not wait."""
+        """Report to the planner why queues cannot be consumed, or "" if nothing hinders it. Do not wait."""
         self._hub.report(partial(HubState.held_up, reason=reason))
 
     def stop_tasks(self, within_s: float) -> bool:

@@ -82,7 +82,7 @@ class Encryption:
 
     @classmethod
     def of_hub(cls, peer: str, certificate: HubCertificate) -> Encryption:
-        """Return the encryption for a new connection at its hub's end, the driver's."""
+        """Return the encryption for the driver's end, the hub's, of a new connection."""
         return cls(peer, certificate.context, certificate.fingerprint, is_hub=True)
 
     @classmethod

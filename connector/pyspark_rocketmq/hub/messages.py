@@ -181,7 +181,7 @@ class PlanMade:
 
 @dataclass(frozen=True, slots=True)
 class QueuesLeaving:
-    """All queues of a plan that the planner must give up so far, because other members are to have them.
+    """All queues of a plan that the planner must give up by now, because other members are to have them.
 
     The message replaces the previous one of this class.
     """
@@ -310,7 +310,8 @@ class TaskDirty:
 class NothingToCut:
     """Answer of a task that has nothing to send for the driver's :class:`CutWanted`.
 
-    It has no new results, or too many parts that it has sent are not committed.
+    It has no new results, two of the parts that it has sent are not committed yet, or it could not send an
+    earlier part.
     """
 
     kind: ClassVar[str] = "nothing"
@@ -405,7 +406,7 @@ class QueuesHeldUp:
 
     kind: ClassVar[str] = "held_up"
     reason: str
-    """The reason in words; empty if nothing keeps them."""
+    """The reason in words; empty if the queues can be consumed."""
 
 
 @dataclass(frozen=True, slots=True)

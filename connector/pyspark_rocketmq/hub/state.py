@@ -12,7 +12,7 @@ an older plan.
 Rule 2: a queue that no task has begun is free immediately if every task asks before it begins. A task that
 cannot ask may begin only in a batch in which tasks need not ask (``must_ask``).
 Rule 3: a part that a task hands over belongs to the driver from then on, whatever happens to the task;
-another attempt of the task must leave out the part's queues, also those that the part does not end.
+another attempt of the task must leave out the part's queues, even if the task went on with them afterwards.
 Rule 4: a task whose connection broke may still be in a listener call. So its queues are free only when the
 batch is over, or when another attempt of the task reports that they are.
 Rule 5: a task that has only suspended queues left is *idle*, and stays so. It waits for them while its batch
@@ -69,8 +69,11 @@ from pyspark_rocketmq.model import MessageQueue
 Queues = frozenset[MessageQueue]
 
 CALLS_END_S: Final = 5.0
-"""How long after its query's end a listener may be called: Spark looks every 2 s for cancelled tasks, gives
-the Python worker of one ``spark.python.task.killTimeout`` (2 s), then ends it with SIGKILL."""
+"""How long after its query's end a listener may be called, in seconds.
+
+Spark looks for cancelled tasks every 2 s. It gives the Python worker of such a task 2 s to end
+(``spark.python.task.killTimeout``), then ends it with SIGKILL.
+"""
 _PLANNER_GONE_S: Final = 15.0
 """How long tasks go on without their planner, since it may come back."""
 _ZOMBIES_END_S: Final = 60.0
@@ -149,13 +152,13 @@ class _Task:
     asked: set[MessageQueue] = field(default_factory=set)
     """Queues that the task was instructed to give up after it had begun."""
     idle_s: float | None = None
-    """Since when it has had only suspended queues left; None while it has others."""
+    """Monotonic second since which it has only suspended queues left; None while it has others."""
     is_waiting: bool = False
     """True while it is idle and waits because the batch is at work."""
     lost_s: float = inf
-    """When it failed, or lost its connection, after which a task with open ranges may connect again.
+    """Monotonic second in which it failed or lost its connection; infinite while it is connected.
 
-    Infinite while it is connected."""
+    After a lost connection, a task with open ranges may connect again."""
     connection: int = 0
     """Number of the newest connection on which the task has begun or resumed."""
     left_out: Queues = _NOTHING
@@ -181,9 +184,9 @@ class _Task:
 
 
 class _Closing(NamedTuple):
-    """Data of an open batch (in real time) whose end waits until no task delivers any more.
+    """Data of an open batch (in real time) whose job is over, and that waits until no task delivers any more.
 
-    The batch then ends with ``could_ask``, at ``until_s`` (monotonic seconds) in any case.
+    It waits until ``until_s`` (monotonic seconds) at most. For ``could_ask`` see :meth:`HubState.batch_ends`.
     """
 
     could_ask: bool | None
@@ -208,8 +211,8 @@ class HubState:
         """Begin with no batch.
 
         Args:
-            must_ask: Whether every task can surely ask the driver before it begins, from the first batch on.
-                Otherwise this becomes true after a batch in which all could.
+            must_ask: Whether every task of the first batch can surely ask the driver before it begins. For a
+                later batch this is assumed if all tasks of the batch before could.
             slots: Number of tasks that can run now.
             calls_end_s: How long Spark lets a worker go on after its job, in seconds; passed on to the
                 planner.
@@ -276,8 +279,8 @@ class HubState:
     def planner_came(self, peer: Hashable) -> list[Action]:
         """Note that the planner is connected, and send it the current limits.
 
-        It also gets all reports of the newest plan on free queues, since it may have missed some while it was
-        not connected. The last peer to report this is the planner.
+        It also gets all reports on free queues of the newest plan again, since it may have missed some while
+        it was not connected. The peer of the last call counts as the planner.
         """
         self._planner, self._planner_lost_s, self._last_plan = peer, None, None
         limits = self._slots_report() + (self._held_up_report() if self._held_up else [])
@@ -292,7 +295,7 @@ class HubState:
             self._free_reports.clear()
 
     def must_leave(self, number: int, queues: Queues, now_s: float) -> list[Action]:
-        """Note all queues of plan ``number`` that are to be given up so far, and begin to give them up.
+        """Note all queues of plan ``number`` that are to be given up by now, and begin to give them up.
 
         Ignored unless it is the newest plan.
         """
@@ -329,7 +332,7 @@ class HubState:
     # --- the driver -----------------------------------------------------------------------------------------
 
     def slots_are(self, slots: Slots) -> list[Action]:
-        """Note how many tasks can run; report to the planner if the most for a batch has changed."""
+        """Note how many tasks can run; report to the planner if the maximum for a batch has changed."""
         is_news = slots.most_planned != self._slots.most_planned
         self._slots = slots
         if not is_news:
@@ -464,8 +467,8 @@ class HubState:
     def commit_failed(self, error: BaseException, now_s: float) -> list[Action]:
         """Note that a commit has failed, or that its outcome is unknown.
 
-        It is tried again later; after a minute of failures the batch fails, without an interval only once its
-        job is over.
+        It is tried again later. After a minute of failures the batch fails; if there is no interval for
+        commits (``interval_s``), it fails only once its job is over.
         """
         return self._carry_out(self._cuts.commit_failed(error, now_s), now_s)
 
@@ -631,7 +634,7 @@ class HubState:
         return self._carry_out(self._cuts.released(task_id, queues, now_s), now_s)
 
     def task_idles(self, peer: Hashable, task_id: str, now_s: float) -> list[Action]:
-        """Answer a task that has only suspended queues left whether to wait for them.
+        """Send the answer to a task that has only suspended queues left: whether to wait for them.
 
         If it may wait, a later action ends its wait.
         """
@@ -706,7 +709,7 @@ class HubState:
 
     @property
     def next_tick_s(self) -> float | None:
-        """Time at which :meth:`tick` must not be late; None if it is enough to call it twice a second."""
+        """Monotonic time at which to call :meth:`tick`; None if it is enough to call it twice a second."""
         cut_s, end_s = self._cuts.next_tick_s, self._open.next_tick_s
         if cut_s is None or end_s is None:
             return end_s if cut_s is None else cut_s

@@ -83,7 +83,7 @@ without."""
 _PAUSE_S: Final = 0.5
 """Pause, in seconds, between the tries of a task with open ranges, which cannot do without the driver."""
 _CONNECTIONS: Final = 3
-"""Maximum number of connections, each lost in the moment in which the task begins, that a task tries."""
+"""Maximum number of connections that a task tries, if each is lost just before the task is registered."""
 _CALLS_END_S: Final = 2.0
 """How long the running call may continue after the driver's end, in seconds; like
 ``spark.python.task.killTimeout``."""
@@ -99,7 +99,7 @@ class ControlEndpoint(NamedTuple):
     address: HubAddress
     batch_id: int
     must_ask: bool
-    """Whether a task that cannot reach the driver must leave its ranges as they are."""
+    """True if a task that cannot reach the driver must consume nothing."""
     ends_tasks: bool = False
     """Whether a task must end together with the driver, even within a call, because Spark does not end it."""
     wants_cuts: bool = False
@@ -259,11 +259,12 @@ class TaskControl(RangeInstructions):
         return any(self.fate(queue) is Fate.HANDED_OVER for queue in queues)
 
     def when_cut(self, cut: Callable[[int | None], bool]) -> None:
-        """Set the function that begins to collect results for a part (a *cut*).
+        """Set the function that begins a *cut*: another thread then puts results into a part and sends it.
 
-        Another thread calls it, and it must not wait. Its argument is the number of the driver's request.
-        None means that a queue is given up: then only results of ranges that have ended are sent. The
-        function returns whether it has begun; after True, call :meth:`hand_over` or :meth:`nothing_to_cut`.
+        The function is called on the connection's thread and must not wait. Its argument is the number of the
+        driver's request. None means that a queue is given up: then only results of ranges that have ended are
+        sent. The function returns whether it has begun a cut. If so, a request must be answered later, by
+        :meth:`hand_over` or :meth:`nothing_to_cut`.
         """
         self._on_cut = cut
 
@@ -300,7 +301,7 @@ class TaskControl(RangeInstructions):
         self._cutter = cut
 
     def limit_rows(self, nbytes: int, cut: Callable[[], bool]) -> None:
-        """Limit how many bytes of rows may wait in the task, in no part and no commit; only for open ranges.
+        """Limit how many bytes of rows may wait in the task for a part or a commit; only for open ranges.
 
         Call this if rows reach the driver inside parts, not in files, or if the task itself commits. When the
         rows take ``nbytes``, ``cut`` is called to send or commit them, and no message is delivered before
@@ -449,7 +450,7 @@ class TaskControl(RangeInstructions):
         self._connection.send(TaskFailed(self.id, fatal))
 
     def _leave(self) -> None:
-        """Accept no further message, and forget the calls: a failed one may still count as running."""
+        """Accept no further message, and count no listener call as running any more, even one that failed."""
         self._connection.forget(self)
         self._calls.lasting = dict
 
@@ -584,7 +585,7 @@ class TaskControl(RangeInstructions):
     def opened_again(self) -> None:
         """Ask the driver, on a new connection, whether the task may go on.
 
-        Do nothing for a task with closed ranges, or before its first question.
+        Do nothing for a task with closed ranges, or before the task calls :meth:`ask`.
         """
         with self._guard:
             if not self.is_open or self._begin is None:
@@ -752,7 +753,7 @@ _connections: dict[HubAddress, _DriverConnection] = {}
 """Connections of this process, one to each driver."""
 _failed_s: dict[HubAddress, float] = {}
 _guard = threading.Lock()
-"""Guards the two dictionaries above; no connection is made while it is held."""
+"""Guards ``_connections`` and ``_failed_s``; no connection is made while it is held."""
 
 
 def _renew() -> None:
