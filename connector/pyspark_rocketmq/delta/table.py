@@ -159,8 +159,8 @@ def read_with_retry(
 ) -> T:
     """Return ``read()``; if it raises DeltaError or OSError, call it up to five more times.
 
-    ``place`` is the table's absolute path, URI, or name in a catalog. A table on a local disk is read only
-    once.
+    ``what`` names what is read, for logs and errors. ``place`` is the table's absolute path, URI, or name in
+    a catalog. A table on a local disk is read only once.
 
     Within each call delta-rs itself tries twenty times, which takes some ten seconds, unless the storage
     options set other numbers.

@@ -392,9 +392,9 @@ class HubState:
 
         A batch with open ranges whose job is complete first waits, for a minute at most, for attempts that
         may still deliver. :class:`Flushed` is among the actions of this event or of a later one.
-        ``could_ask``: whether all of the batch's tasks were connected, so that tasks of later batches must
-        ask; None if no task had to ask, or the job has no result. ``is_whole``: whether the job is complete;
-        otherwise it failed or was cancelled.
+        ``could_ask``: whether all of the batch's tasks were connected; if so, the tasks of the next batch
+        must ask. None, which changes nothing, if no task had to ask, or the job has no result.
+        ``is_whole``: whether the job is complete; otherwise it failed or was cancelled.
         """
         if self._open.is_open and is_whole:
             if could_ask:
