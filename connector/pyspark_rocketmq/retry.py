@@ -85,8 +85,8 @@ def commit_with_retry(
         pauses_s: Pauses before further attempts; when they are used up, the last error reaches the caller.
         sleep: Function that waits.
         unknown: Errors after which to try again; all others reach the caller immediately.
-        refused: Those of the ``unknown`` errors that mean that the commit was not stored and will not be;
-            they reach the caller immediately, too.
+        refused: Some of the ``unknown`` errors: after these, the commit was not stored and will not be. They
+            reach the caller immediately, too.
     """
     pauses = iter(pauses_s)
     failure: Exception | None = None

@@ -1,7 +1,8 @@
-"""Splits frames in Spark's columns, so that ``from_avro`` and ``from_protobuf`` decode the payload.
+"""Splits a column of bodies into the schemas' ids and the payloads, for ``from_avro`` and ``from_protobuf``.
 
-These expressions run in the JVM and return what :mod:`~pyspark_rocketmq.schemas.framing` returns for a body;
-null stands for a damaged frame.
+A *frame* is what a serializer puts before the payload, or into a property, to name the schema. These
+expressions run in the JVM, and return the same values as :mod:`~pyspark_rocketmq.schemas.framing`; null
+stands for a damaged frame.
 """
 
 from __future__ import annotations
@@ -26,11 +27,11 @@ _LARGE_ID: Final = "(?!0{16})[0-7].{15}"
 """Hexadecimal digits of an int64 above 0."""
 _GUID: Final = "(.{8})(.{4})(.{4})(.{4})(.{12})"
 _INDEX: Final = "(?:[0-7][02468ACE]|[89A-F][02468ACE](?:[89A-F].){0,3}[0-7].)"
-"""Digits of a varint whose lowest bit, the sign, is 0."""
+"""Hexadecimal digits of one of Confluent's indexes: a varint whose lowest bit, the sign, is 0."""
 _MOST_INDEXES: Final = 16
 """Maximum depth of a nested protobuf message type."""
 _INDEXES: Final = "(00|" + "|".join(f"{2 * n:02X}{_INDEX}{{{n}}}" for n in range(1, _MOST_INDEXES + 1)) + ")"
-"""Digits of the indexes of a message type (Confluent), as one group."""
+"""Hexadecimal digits of Confluent's indexes, the place of a message type in its file, as one group."""
 _GUIDS: Final = {Framing.CONFLUENT: "^01(.{32})", Framing.CONFLUENT_HEADERS: f"^01(.{{32}}){_INDEXES}?$"}
 """Regular expressions that find a schema's GUID at the beginning of bytes, by framing.
 

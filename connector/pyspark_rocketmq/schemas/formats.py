@@ -179,9 +179,9 @@ class _AvroShape:
 
 
 def protobuf_decoder(schema: RegisteredSchema, references: References, message_type: str | None) -> Decode:
-    """Return a decoder of protobuf by the descriptor of its file.
+    """Return a decoder of protobuf payloads, by the descriptor of the ``.proto`` file in ``schema``.
 
-    ``message_type`` is used for a payload whose frame names no type, or names the first type of the file.
+    ``message_type``, a type in that file, is used for a payload whose frame names no type, or the first type.
 
     Raises:
         BadRecord: If the schema cannot be used.

@@ -1,6 +1,7 @@
 """Splits a body into the id of its writer's schema and the payload. Pure.
 
-A *frame* is what a serializer puts before the payload, or into the message's properties, to name the schema:
+A *frame* is what a serializer puts before the payload, or into the message's properties, to name the schema.
+Here 00, 01 and 10 are single bytes in hexadecimal digits:
 
 * ``confluent``: 00, int32 id, payload; or 01, 16 bytes of a GUID, payload
 * ``confluent-headers``: payload; property ``__value_schema_id`` has the bytes before ``confluent``'s payload
@@ -106,7 +107,10 @@ def split_frame(
 
 
 def looks_like(body: bytes, properties: Mapping[str, str] = _NO_PROPERTIES) -> str:
-    """Return the name of the framing that a body seems to have, or other words for it; empty if none fits."""
+    """Return the framing that a body seems to have, as text for an error; empty if none fits.
+
+    The text is a framing's name, ``confluent or apicurio``, or ``JSON without a frame``.
+    """
     if CONFLUENT_PROPERTY in properties:
         return str(Framing.CONFLUENT_HEADERS)
     if any(name in properties for name in APICURIO_PROPERTIES):

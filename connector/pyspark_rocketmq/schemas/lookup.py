@@ -5,9 +5,9 @@ it is asked for again after some seconds.
 Rule 2: threads that want the same schema wait for one request; nothing waits under the lock.
 Rule 3: a schema counts as unknown only if the answer has a registry's own error code for this.  After any
 other answer of a server or a proxy, the registry counts as down.
-Rule 4: a server may get a new schema later than its messages are read, so a look-up asks again for some
-seconds before an id counts as unknown, once for each id.  After such a wait in vain, no look-up waits like
-this for half a minute: foreign bytes may contain any ids.
+Rule 4: a server may get a new schema after its first messages are read.  So a look-up asks again for some
+seconds before an id counts as unknown; it waits like this only once for each id.  After a wait in vain, no
+look-up waits for half a minute, since foreign bytes may contain any ids.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _UNKNOWN: Final = range(40400, 40500)
 _LAG_S: Final = 3.0
 """Seconds for which a server that has not got a schema yet is asked again."""
 _NO_WAIT_S: Final = 30.0
-"""Seconds after such a wait in vain for which an unknown id makes no look-up wait."""
+"""Seconds after a wait in vain (rule 4) during which no look-up waits."""
 _MAY_PASS: Final = frozenset({408, 425, 429})
 
 
@@ -90,7 +90,7 @@ class SchemaPath:
 
     @classmethod
     def of_reference(cls, reference: SchemaReference, *, serialized: bool) -> SchemaPath:
-        """Return the path for a version of a subject, even a deleted one.
+        """Return the path for the version of a subject that ``reference`` names, even if it was deleted.
 
         ``serialized`` asks for a protobuf descriptor.
         """

@@ -76,9 +76,10 @@ _OF_CONFLUENT: Final = {
     "confluent/type/decimal.proto": _DECIMAL,
     "confluent/types/decimal.proto": _DECIMAL,
 }
-"""Confluent's own files as text of descriptors. Its Java and Python clients name the second one differently.
+"""Confluent's own files: their descriptors in protobuf's text format.
 
-The options that ``meta.proto`` defines are left out: no value depends on them.
+The file of ``Decimal`` is there twice, since Confluent's Java and Python clients name it differently. The
+options that ``meta.proto`` defines are left out: no value depends on them.
 """
 _OF_GOOGLE: Final = re.compile(r"(google/type/[a-z_]+)\.proto")
 """Files that Confluent's serializers leave out, too; the package ``googleapis-common-protos`` has them."""

@@ -16,7 +16,7 @@ _MISFITS: Final = (pa.ArrowException, TypeError, ValueError, OverflowError)
 _MOST_FLOAT32: Final = 3.4028235677973366e38
 """Smallest number that rounds to infinity as a float of 32 bits."""
 _MICROS: Final = {"s": 1_000_000, "ms": 1_000}
-"""Microseconds of the units that are coarser than those of Python's times."""
+"""Number of microseconds in one of Arrow's units of time, for the longer units."""
 
 
 def as_structs(values: list[Any], reasons: list[str | None], into: pa.StructType) -> pa.Array:

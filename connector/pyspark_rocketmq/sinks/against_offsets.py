@@ -3,9 +3,9 @@
 Data is committed before offsets, so a sink is never behind the offsets that its batches stored.  If it is, it
 was deleted, replaced, restored from a backup, or failed over to a replica that lacked its last commits, and
 its rows are gone.  Each offset row (the progress of one queue in the offset store) therefore stores the sinks
-of the batch that moved it last, with an identity for each table.  If an operator has reset the row, or if it
-was moved to the offset that another member of the group had reached, it has no sinks, because the gap below
-it is intended.
+of the batch that moved it last, with an identity for each table.  The row has no sinks if an operator has
+reset it, or if it was moved to the offset that another member of the group had stored at the broker.  Then
+the sinks may lack rows below the offset, which is intended.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ class SinkGap(NamedTuple):
 
     @property
     def may_be_forgotten(self) -> bool:
-        """Whether the sink may have all rows, and only their watermarks are gone.
+        """Whether perhaps only the watermarks are gone, and the sink still has all rows.
 
         True for the same Delta table at a path, if it has no watermark of any queue in ``behind``.
         """
@@ -181,9 +181,10 @@ def is_behind_since_a_kill(
 ) -> bool:
     """Return whether a kill, and not a restored offset store, left the offset rows behind the sinks.
 
-    A query stores offsets within seconds after their rows. So after a kill, the sinks' newest messages of
-    these queues are hardly newer than the offset rows; after the store was restored they are much newer.
-    False if, for one of the queues, the sink with the highest watermark does not store its newest message.
+    A query stores offsets within seconds after their rows. So after a kill, the broker got the sinks' newest
+    messages of these queues hardly later than the offset rows were written; after the store was restored, it
+    got them much later. False if, for one of the queues, the sink with the highest watermark does not store
+    its newest message.
     """
     for queue in queues:
         farthest = _farthest(queue, rows[queue].generation, standings)
@@ -197,9 +198,9 @@ def is_behind_since_a_kill(
 def ahead_of(
     rows: Mapping[MessageQueue, OffsetRow], standings: Sequence[SinkStanding]
 ) -> dict[MessageQueue, SinkRecord]:
-    """Return, by queue, the progress of the sink with the highest watermark, if it is ahead of the row.
+    """Return, by queue, the progress of the sink with the highest watermark, if ahead of the offset row.
 
-    The sink must also have a newer message than the row remembers. Other queues are left out.
+    The sink must also have a newer message than those that the offset row stores. Other queues are left out.
     """
     records: dict[MessageQueue, SinkRecord] = {}
     for queue, row in rows.items():
@@ -285,9 +286,9 @@ def _if_rows_are_there(consumer_group: str, gap: SinkGap) -> str:
 
 
 def rows_there_text(consumer_group: str, path: str, count: int) -> str:
-    """Explain why a group is not moved back to the beginning.
+    """Return an error's text: the group is not moved back, because it would write rows a second time.
 
-    The sink already has rows of its queues but no watermarks, so the group would write these rows twice.
+    The sink at ``path`` has ``count`` rows of the group's queues, but no watermarks of the group.
     """
     return (
         f"Nothing was changed: {path} shows no watermark of group {consumer_group}, but has "
@@ -300,7 +301,7 @@ def rows_there_text(consumer_group: str, path: str, count: int) -> str:
 
 
 def _way_back(gaps: Sequence[SinkGap], options: str) -> str:
-    """Return the command that moves the offsets back to where all sinks are."""
+    """Return the command that moves the offsets back to the watermarks of all the query's sinks."""
     # A reset to only one of several sinks would forget what the others lack.
     if any(gap.is_one_of_several for gap in gaps):
         return "`rmq.reset_to_sink(store, [every sink of the query], consumer_group)` in Python"

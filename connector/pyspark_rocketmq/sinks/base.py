@@ -91,8 +91,8 @@ class QueueGeneration(NamedTuple):
 def generation_of(transaction_id: str, consumer_group: str) -> QueueGeneration | None:
     """Return the queue and generation whose watermark a Delta table stores under a transaction id.
 
-    None if the id is of another group, or has another form than ``rocketmq:GROUP:TOPIC:BROKER:QUEUE``, which
-    is followed by a point and the number for a later generation than the first.
+    The id's form is ``rocketmq:GROUP:TOPIC:BROKER:QUEUE`` for the first generation, and for a later one
+    ``rocketmq:GROUP:TOPIC:BROKER:QUEUE.NUMBER``. None if the id has another form or is of another group.
     """
     prefix = f"rocketmq:{consumer_group}:"
     topic, _, rest = transaction_id.removeprefix(prefix).partition(":")
@@ -199,14 +199,14 @@ def check_follows(
 def check_includes(
     reached: Mapping[MessageQueue, int], spans: Mapping[MessageQueue, Span], *, place: str
 ) -> None:
-    """Refuse queues that are asked for in a repeated commit, but were left out when it was first made.
+    """Refuse queues that were left out when an earlier try of the same commit was made.
 
-    A *group* is a set of tasks' results that are committed together. The sink had refused these queues, so
-    it does not have their rows.
+    A *group* is a set of tasks' results that are committed together. Queues that the sink refuses are left
+    out of the group's commit, so the sink does not have their rows.
 
     Args:
-        reached: Watermarks after the group's commit.
-        spans: Messages of the group that the caller asks to commit.
+        reached: Watermarks after the commit that was made.
+        spans: Messages of the group that the caller asks to commit now.
         place: Name of the sink's table.
 
     Raises:
@@ -280,14 +280,14 @@ class TaskCommit(NamedTuple):
     """Result of :meth:`CommittingWriting.commit`, by which a task commits its rows itself."""
 
     refused: frozenset[MessageQueue]
-    """Queues that this commit is the task's first to refuse: the task adds no more rows of them."""
+    """Queues that this commit refused, and no earlier one of the task. The task adds no more rows of them."""
     left_out: int
     """Number of rows that the sink had already, besides those that ``Writing.add`` has counted."""
 
 
 @runtime_checkable
 class CommittingWriting(Writing, Protocol):
-    """Takes rows of one task and commits them there; only one such object of a task commits at a time."""
+    """Takes rows of one task, and commits them in the task; a task's objects commit one at a time."""
 
     def commit(self, progress: Mapping[MessageQueue, Progress]) -> TaskCommit:
         """Add the rows taken since the last commit and move the watermarks, in one transaction.
@@ -560,9 +560,10 @@ class Sink(Protocol):
 
     @property
     def place(self) -> Hashable:
-        """A value that identifies where the sink stores its watermarks; exact once the sink is prepared.
+        """A value that identifies where the sink stores its watermarks.
 
-        Two sinks with the same place cannot serve one query.
+        Two sinks with the same place cannot serve one query. Before ``prepare``, sinks that
+        store them in one place may still have different values.
         """
         ...
 
