@@ -80,7 +80,7 @@ class Merge(Protocol):
     ) -> None:
         """Commit the MERGE of ``source``, whose keys all meet ``keys_between``.
 
-        That text is appended to the MERGE's condition: it begins with ``AND`` after a space, or is empty.
+        That text is appended to the MERGE's condition: it begins with a space and ``AND``, or is empty.
         """
         ...
 
@@ -128,8 +128,9 @@ class ChangeAppender:
         """Commit the effect of changes, by a MERGE, directly after the version that the table is at.
 
         Raises:
-            SinkConflict: If changes cannot be applied and the rules stop at them, if positions have another
-                form than the table's, or if a row would have null where its column forbids it.
+            SinkConflict: If changes cannot be applied and the rules stop at them, if their positions in the
+                source's log cannot be compared with the table's, or if a row would have null where its column
+                forbids it.
             FileExistsError: If another commit came first.
             DeltaError, OSError: If the commit failed, or if its outcome is unknown.
         """

@@ -72,7 +72,7 @@ _SOURCES: Final = (SOURCE_DATABASE, SOURCE_TABLE)
 FINAL: Final = frozenset({_TRUNCATE, SCHEMA})
 """Operations that end the query if they cannot be applied, even if other such changes are put aside."""
 _COLUMNS, _FROM_FIRST_ROW = "rocketmq.columns", "first row"
-"""Property of a table that has had a row, but has no columns besides the key."""
+"""Property, and its value, of a table whose first row had no columns besides the key."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,7 +85,7 @@ class ChangeRules:
     stops_at_bad_changes: bool
     """Whether the query ends at a change that cannot be applied."""
     kept_days: int
-    """Days for which recorded deletions, and changes that no version shows, are kept at least."""
+    """Days for which a recorded deletion, or change that no version of its row shows, is kept at least."""
     today: Callable[[], date]
     schema_changes: str = LENIENT
     """Treatment of columns that the table lacks: see ``ChangeTable``."""
@@ -146,8 +146,7 @@ class BatchChanges:
 
         Raises:
             SinkConflict: If there is such a change, and the rules stop at it or its operation is one of
-                ``FINAL``; or if all positions of a source are lower than its highest one in the table,
-                and have another number of parts.
+                ``FINAL``; or if positions cannot be compared with the table's: see :meth:`_check_positions`.
             DeltaError, OSError: If the storage does not answer.
         """
         bad = BadChanges(uri=f"{self.folder}/{BAD_CHANGES}", storage=self._storage)
@@ -155,13 +154,15 @@ class BatchChanges:
         self._check_positions()
 
     def _check_positions(self) -> None:
-        """Refuse positions that are all lower than the table's highest one, and have another number of parts.
+        """Refuse positions in the source's log that cannot be compared with the table's.
 
-        Merged tables may have positions of several kinds, since each source has a log of its own. There,
-        each source's positions are compared only with the rows of that source.
+        A position has one or more parts, which are numbers. If all of the batch's positions are lower than
+        the table's highest one and have another number of parts, the envelope or the source has changed, and
+        all changes would count as old. In a merged table, positions are compared for each source separately,
+        since each has a log of its own.
 
         Raises:
-            SinkConflict: If the positions are such.
+            SinkConflict: If there are such positions.
         """
         stored = highest_text(self._table.table, POSITION) if self._highest else None
         if stored is None or parts_in(stored) is None:
@@ -185,7 +186,8 @@ class BatchChanges:
         """Yield each source of which the table has a higher position with another number of parts.
 
         The table's position is yielded, too. ``lower`` has the highest place of the batch's changes by
-        source, at least one. Read files until each source has a row with as many parts.
+        source, at least one. Reading files ends when the table has, for each source, a position with as many
+        parts as the batch's.
         """
         undecided = dict(lower)
         names = [*self._sources, POSITION]
@@ -397,8 +399,8 @@ def keep_properties(table: TableSnapshot, wanted: Mapping[str, str]) -> Mapping[
 def add_new_columns(table: TableSnapshot, changes: ChangeRows, rules: ChangeRules) -> None:
     """Add the columns that changes have and a table lacks; a batch that is repeated finds them there.
 
-    If ``rules`` forbid new columns, only a table that has not had a row gets some: its first changes were
-    deletions, which have only the key.
+    If ``rules`` forbid new columns, a table gets only those of its first rows. It may have been created
+    before them with only the key's columns, by a deletion.
 
     Raises:
         FileExistsError: If another commit came first, or may have.
@@ -426,7 +428,7 @@ def add_new_columns(table: TableSnapshot, changes: ChangeRows, rules: ChangeRule
 
 
 def _has_its_columns(table: TableSnapshot, rules: ChangeRules) -> bool:
-    """Return whether the columns of the table's first row were added; a row may have none but the key's."""
+    """Return whether the table has the columns of its first row, even if these are only the key's."""
     return bool(rules.columns_of(table.arrow_schema).others) or _COLUMNS in table.form().configuration
 
 

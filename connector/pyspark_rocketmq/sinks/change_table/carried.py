@@ -156,7 +156,8 @@ def real_number(value: Decimal | float, type_: str) -> float:
     A ``float`` for a ``FLOAT`` counts as the decimal number in its ``repr``.
 
     Raises:
-        ValueError: If it is another number: with more digits, or with an exponent that the type lacks.
+        ValueError: If the type has no such number: ``value`` has too many digits, or too large or small an
+            exponent.
         OverflowError: If it is too large for a ``FLOAT``.
     """
     if isinstance(value, float):
@@ -237,7 +238,7 @@ _TYPES_OF: Final[Mapping[type, set[str]]] = {
     date: {"date"},
     bytes: {"binary"},
 }
-"""Types of columns that hold all values of a class, or those in their range."""
+"""Spark's types that hold values of a Python class unchanged, if the values are in the type's range."""
 _TO_JSON: Final[Mapping[type, Callable[[Any], Any]]] = {
     Decimal: str,
     bytes: _base64,

@@ -22,18 +22,19 @@ BODY: Final = "__body"
 MORE: Final = "__more"
 """Column with values that have no column in the row, as a text of ``carried.carried``; null for most changes.
 
-They are of columns that the query did not have when it started, or NaN.
+They are values of columns that the query did not have when it started; and NaN, which would become null in
+its own column.
 """
 SCHEMA: Final = "schema"
 """Operation of a row that stands for a change of the source's schema, and ends the query.
 
-``PROBLEM`` has the reason. For a statement, ``ABSENT`` has the columns that it removes, and the row counts
-only if the table has one of them.
+``PROBLEM`` has the reason. If an SQL statement dropped or renamed columns, ``ABSENT`` has their names. Then
+the query ends only if the table has one of them.
 """
 TARGET: Final = "__target"
 """Column with the folder of the table of a change; empty if unknown. Only for ``ChangeTables``."""
 KEYS: Final = "__keys"
-"""Column with the names of the key as a JSON list. Only for ``ChangeTables``.
+"""Column with the names of the key's columns as a JSON list. Only for ``ChangeTables``.
 
 Null for a truncation, and for a change that cannot be applied.
 """
@@ -44,10 +45,10 @@ SOURCE: Final = "__source"
 HIDDEN: Final = frozenset({POSITION, OLDER, DELETED, *(field.name for field in HISTORY_FIELDS)})
 """Columns that a change table may have besides those of the source's table."""
 _RESERVED: Final = frozenset(name.lower() for name in {*HIDDEN, OPERATION, ABSENT, TIME, EFFECT, DAY, OTHERS})
-"""Names, in small letters, that no column of the source may have.
+"""Names, in small letters, that no column of the source may have, since the sink uses them.
 
-They are those of the columns that are added to a table's own ones while changes are applied, and the one that
-stands for several columns in ``OLDER``.
+The sink adds columns of these names to a table, or to changes while they are applied. One name stands for
+several columns in ``OLDER``.
 """
 _PREFIX: Final = "of_"
 """Prefix of the table's columns in rows of changes, so that none has the name of another column there."""
@@ -68,7 +69,7 @@ def change_columns(table: Iterable[pa.Field]) -> list[pa.Field]:
 
 
 def is_reserved(name: str) -> bool:
-    """Return whether the sink itself uses a column of this name, in any case, so that the source must not."""
+    """Return whether the source must not use this name, in upper or lower case, since the sink does."""
     return name.lower() in _RESERVED
 
 

@@ -128,7 +128,7 @@ class DividedChanges:
     """Changes with a key, divided into those that :func:`merge_source` and :func:`whole_source` take."""
 
     rows: pa.Table
-    """All changes of each key that has a deletion, a change without all values, or one before a truncation.
+    """All changes of keys that have a deletion, a change without all values, or a change before a truncation.
 
     Also all changes of keys of which something else is known: see :meth:`of`.
 
@@ -190,9 +190,9 @@ def keys_of(rows: pa.Table, names: Sequence[str]) -> Iterator[Key]:
 
 
 def has_keys_of(rows: pa.Table, keys: pa.Table) -> pa.Array:
-    """Return for each row whether each column of its key has a value that one of the keys has there.
+    """Return for each row whether each value of its key is in the same column of ``keys``.
 
-    This may hold for a row with another key, whose values come from several of the keys.
+    That is so for each row with one of the keys, but also for a row that mixes the values of several keys.
     """
     found = pa.repeat(pa.scalar(True), len(rows))
     for name in keys.column_names:
@@ -266,7 +266,10 @@ class _Source:
         self._hidden: dict[str, list[Any]] = {name: [] for name in (POSITION, OLDER, DELETED, EFFECT)}
 
     def add(self, state: RowState, facts: Sequence[Fact], *, is_read: bool) -> None:
-        """Add a key's state, unless the row that was read from the table is already in that state."""
+        """Add a key's state, unless the table's row is already in it.
+
+        ``is_read`` means that this row was read; then the last of ``facts`` is of it.
+        """
         if is_read and _is_as_stored(state, facts[-1]):
             return
         number = len(self._keys)

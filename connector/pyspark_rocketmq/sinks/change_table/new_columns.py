@@ -59,7 +59,8 @@ def columns_to_add(
     Args:
         changes: Changes as tasks wrote them.
         known: The columns of the table.
-        keys: Columns of the key of a new table. No other column takes the name of one, in another case.
+        keys: Columns of the key of a new table. A column whose name differs from one of these only in upper
+            and lower case is left out.
     """
     types: dict[str, set[str]] = {}
     for rows in changes:

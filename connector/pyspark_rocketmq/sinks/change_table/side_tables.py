@@ -1,6 +1,6 @@
 """Tables beside a change table, in folders that its VACUUM ignores: deletions, past and bad changes.
 
-A deletion is a fact of the source, whoever reads it and how often. So it is recorded before the commit that
+A deletion has happened in the source, even if the batch fails. So it is recorded before the commit that
 applies it, in a table whose rows are removed only when they are old. If the batch is killed in between, or
 repeated, it records the deletion again, which changes nothing: a reader takes the highest deletion of each
 key. A change that no version of its row shows (``change_data/history.py``) is recorded in the same way; a
@@ -196,7 +196,7 @@ class Deletions:
         """Return the place of the highest deletion of each of these keys, and of the highest truncation.
 
         A key without a deletion is left out; the second value is ``LOWEST`` without a truncation. There may
-        be deletions of other keys whose single columns all have values of these keys.
+        be deletions of other keys among them: see :func:`has_keys_of`.
 
         Raises:
             DeltaError, OSError: If the storage does not answer.
@@ -238,7 +238,7 @@ class PastChanges:
     """Changes of the last days that no version of a row shows; those without a key are truncations.
 
     Only for a table with all versions of its rows (``stored_as_scd_type=2``). A change that comes late may
-    need those that opened no version, for example.
+    split a version in two, and this needs all changes from which the version was made.
     """
 
     recent: RecentRows
@@ -297,7 +297,7 @@ class PastChanges:
     def _begun(self) -> DeltaTable | None:
         """The table as it was when first read; None if it was missing.
 
-        A member that records something after this also commits after this.
+        It is not read again: a member that records something after this reading also commits after it.
         """
         return self.recent.opened()
 

@@ -365,7 +365,7 @@ class ChangeTable(DeltaSink):
         return self._table.home.open() is not None
 
     def create(self, properties: Mapping[str, str]) -> None:
-        """Create the table with these properties if it is missing; then prepare it for its own columns.
+        """Create the table with these properties if it is missing; otherwise add columns that it lacks.
 
         Raises:
             RocketMQError: For the reasons of :meth:`prepare`.
@@ -380,8 +380,9 @@ class ChangeTable(DeltaSink):
         """Commit the effect of changes, without watermarks: if they are applied again, nothing changes.
 
         Raises:
-            SinkConflict: If changes cannot be applied and ``bad_changes`` stops at them, if positions have
-                another form than the table's, or if a row would have null where its column forbids it.
+            SinkConflict: If changes cannot be applied and ``bad_changes`` stops at them, if the positions in
+                the source's log cannot be compared with the table's, or if a row would have null where its
+                column forbids it.
             SchemaError: If there is no table.
             DeltaError, OSError: If the storage does not answer.
         """
@@ -453,7 +454,7 @@ def given_envelope(envelope: str | Envelope, options: Mapping[str, Any]) -> Enve
 
 
 def _schema_of(columns: str | StructType | pa.Schema | None) -> pa.Schema:
-    """Return the columns as a schema. To parse a text, a Spark session is needed."""
+    """Return the columns as a schema, an empty one for None. To parse a text, a Spark session is needed."""
     if columns is None or isinstance(columns, pa.Schema):
         return pa.schema([]) if columns is None else columns
     try:

@@ -271,13 +271,11 @@ class ChangeTables(DeltaSink):
                 self._table_of(target, own, keep).apply(own)
 
     def _folders_below(self, targets: Collection[str], watermarks: TableSnapshot) -> str:
-        """Return how many folders below the sink's folder each of its tables is, as text.
-
-        These tables must be as many below it as the tables of earlier batches. Empty without any table.
+        """Return how many folders below the sink's folder all its tables are, as text; empty without a table.
 
         Raises:
-            SinkConflict: If the numbers differ. Then one could lie within another, whose VACUUM would remove
-                it.
+            SinkConflict: If the number differs among ``targets`` and the tables of earlier batches. Then one
+                table could lie within another, whose VACUUM would remove it.
         """
         depths = {target: str(target.count("/") + 1) for target in targets}
         kept = watermarks.form().configuration.get(_FOLDERS, min(depths.values(), default=""))
@@ -300,7 +298,7 @@ class ChangeTables(DeltaSink):
                 yield bad
 
     def _has(self, target: str) -> bool:
-        """Return whether a table has had changes, so that a statement may take away columns which it has."""
+        """Return whether a table has had changes. If not, it has no columns that a statement could drop."""
         table = self._table_with(f"{self._folder}/{target}", ["id"])
         return target in self._opened or _KEYS in table.stored_properties()
 
@@ -408,9 +406,9 @@ class _Opened:
 
 
 def _is_of_target(rows: pa.Table) -> pa.ChunkedArray:
-    """Return for each row whether its own table is to have it: a change to apply, or one of the schema.
+    """Return for each row whether its own table gets it: a change to apply, or one of the source's schema.
 
-    It is False for a change that cannot be applied, which goes into the table of bad changes.
+    False for any other change that cannot be applied: the table of bad changes gets it.
     """
     return pc.or_(pc.is_null(rows[PROBLEM]), pc.equal(rows[OPERATION], SCHEMA))
 

@@ -102,23 +102,25 @@ class Known(NamedTuple):
     changes: pa.Table
     """The batch's changes with a key."""
     stored: pa.Table
-    """The stored versions that had not ended at ``since``, of the keys that the batch concerns.
+    """The stored versions that had not ended before place ``since``, of the keys that the batch concerns.
 
-    These are the keys in ``changes``; with a truncation, also keys of which something later is stored.
+    These are the keys in ``changes``; with a truncation, also keys with something stored from its place on.
 
-    If a later change has overwritten a value in such a version, earlier versions are there, too.
+    If a value that the batch needs was overwritten in such a version, earlier versions are there, too: see
+    :func:`_overwritten_later`.
     """
     past: pa.Table
-    """Changes recorded beside the table: all those of keys with something stored late.
+    """All changes, however old, that are recorded beside the table and whose key has something stored late.
 
-    That is something at the key's lowest place in the batch, or later.
+    That is a recorded change, or a version that begins, changes or ends, at the key's lowest place in the
+    batch or later.
     """
     truncations: Truncations
     """The batch's truncations, and the recorded ones at place ``since`` or later."""
     since: Order
     """The lowest place of the batch in the order of changes.
 
-    Earlier changes matter only through the values that rows have there.
+    Earlier changes matter only through the values that rows had at this place.
     """
 
 
@@ -206,10 +208,10 @@ def keys_after(stored: pa.Table, keys: Sequence[str], place_of: Callable[[Key], 
 
 
 def _overwritten_later(stored: pa.Table, keys: Sequence[str], lowest: Mapping[Key, Order]) -> list[Order]:
-    """Return the places of those versions that lack a value which their key had at its ``lowest`` place.
+    """Return where those versions begin that lack a value which their key had at its ``lowest`` place.
 
-    Such a version began before that place, and a later change has overwritten the value in it. Only an
-    earlier version shows the value if this one inherited it.
+    Such a version began before that place, and a change at that place or later has overwritten the value in
+    it. If the version had inherited the value, an earlier version still shows it.
     """
     hidden = zip(stored[POSITION].to_pylist(), stored[PLACES].to_pylist(), strict=True)
     return [
@@ -233,10 +235,11 @@ class _Key:
     stored: list[StoredVersion] = field(default_factory=list)
 
     def begin(self, since: Order, columns: Sequence[str]) -> tuple[Order, Mapping[str, int]]:
-        """Return the place where the known events begin, and numbers of rows with the values before it.
+        """Return the place from which on events are known, and where the values from before it are.
 
-        The place is the beginning of the first known version if it is below ``since``, else ``since``. The
-        numbers are by column: only for those that this version inherited, and none if the place is ``since``.
+        The place is the beginning of the first known version if that is below ``since``, else ``since``. The
+        second result has, for each column whose value this version inherited, the number of a row with the
+        value; it is empty if the place is ``since``.
         """
         first = min(self.stored, key=lambda version: version.at, default=None)
         if first is None or first.at >= since:
