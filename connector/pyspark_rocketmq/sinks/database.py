@@ -230,7 +230,7 @@ class DatabaseSink:
         return {QueueGeneration(queue, each.generation): each.next_offset for queue, each in stored.items()}
 
     def _stored(self, consumer_group: str) -> Stored:
-        """Return the group's rows in the table of watermarks; while that fails, try it as often as a commit.
+        """Return the group's rows in the table of watermarks. Reading is tried as often as a commit.
 
         Raises:
             OffsetError: If it keeps failing.

@@ -9,12 +9,12 @@ stand for other messages.
 Rule 2 (database ahead): a queue is refused if the database was ahead of the offset store when the batch
 began. The planner must first look whether the broker still has the messages below the watermark. The driver
 has such a queue refused by leaving it out of ``CommittingWriter.epochs``.
-Rule 3 (compare and set): a task begins at the watermarks that the table had when the batch began. If an
-earlier attempt of a task of the same batch has moved one since, the task begins there instead. It recognizes
-such a watermark by the batch's *mark*, a random text with which all stored ids of the batch's transactions
-begin. The task adds no row below these watermarks. If somebody else has moved one, its queue is refused. So
-is a queue whose first commit in this task begins above the earlier attempt's watermark: the messages between
-them were not consumed.
+Rule 3 (compare and set): a task begins at the watermarks that the table had when the batch began. It adds no
+row below them. If an earlier attempt of a task of the same batch has moved a watermark since, the task begins
+at the moved one instead. It recognizes such a watermark by the batch's *mark*, a random text with which the
+ids of all the batch's transactions begin. If somebody else has moved a watermark, the queue is refused. A
+queue is also refused if its first commit in this task begins above the watermark that the earlier attempt
+stored: the messages between them were not consumed.
 
 If a queue is refused, the task commits the other ones all the same. The driver finds the refused queue in the
 task's result, and drops that queue as if the sink had refused a commit of the driver.
@@ -120,7 +120,7 @@ class DatabaseAccess:
 
 
 class KeptConnection:
-    """Opens a connection, and keeps it for as long as its transactions are committed; for one thread.
+    """Opens a connection, and keeps it until one of its transactions is not committed; for one thread.
 
     If another thread asks for it, it is closed, and a new one is opened: a connection of sqlite3 serves only
     the thread that opened it.
@@ -132,7 +132,7 @@ class KeptConnection:
         self._thread = 0
 
     def __call__(self) -> Connection:
-        """Return the kept connection, or open one. Its ``close`` closes it only if nothing was committed."""
+        """Return the kept connection, or open one. Its ``close`` leaves it open after a commit."""
         if self._kept is None or self._thread != threading.get_ident():
             self.close()
             self._kept, self._thread = self._connect(), threading.get_ident()
@@ -186,7 +186,7 @@ class ReachDatabase:
 
     access: DatabaseAccess
     identity: str | None
-    """Identity of the driver's table of watermarks."""
+    """Identity of the table of watermarks that the driver reaches; None only before ``prepare``."""
     within_s: float = 20.0
     """How long connections and tries may take in all, in seconds."""
 

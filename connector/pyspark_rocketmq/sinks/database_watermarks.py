@@ -3,8 +3,8 @@
 One row per group and queue holds the next offset, the queue's generation (offsets that start again begin a
 new one), the id of the attempt (the transaction) that stored the row, and the newest message below the
 offset.  The text of the message begins with the first characters of the attempt's id.  If a member of an
-earlier release moves the offset, it stores a new attempt but leaves the old message, which the other id
-reveals. Two more kinds of rows have no topic:
+earlier release moves the offset, it stores a new id but leaves the old message.  Then the two do not match,
+and the message is ignored. Two more kinds of rows have no topic:
 
 * the row without a group is the table's identity, which shows whether two sinks share one table;
 * an *open attempt* is inserted before the user's function is called and deleted after it, in one transaction.
@@ -107,7 +107,7 @@ class Stored(NamedTuple):
     open_attempts: Sequence[str]
     """Ids of transactions that the user's function has committed too early.
 
-    For the group ``""``, it is the table's identity.
+    In the rows of the group ``""``, the only element is the table's identity instead.
     """
 
 

@@ -205,7 +205,7 @@ class SinkHandle:
 
     log: SinkLog
     appender: Appender
-    """Makes the commits, unless the table has features that only Spark knows."""
+    """Makes the commits that Spark need not make; for a table in a catalog, Spark's writer."""
     recorder: FileAppender | None
     """Makes commits without rows in a table that Spark writes; None if only Spark can."""
 

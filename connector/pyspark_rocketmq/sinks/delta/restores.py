@@ -25,7 +25,7 @@ from pyspark_rocketmq.sinks.delta.rules import is_restore_or_replacement, own_me
 _MAX_GROUPS = 100
 """Maximum number of groups that a commit names."""
 _NEAR_COMMITS = 20
-"""Number of commits that are read, even if not needed now, to reach a range that another commit records."""
+"""Maximum number of commits that are read only to close the gap to the range of an earlier summary."""
 
 
 @dataclass(frozen=True, slots=True)

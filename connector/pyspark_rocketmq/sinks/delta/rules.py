@@ -33,7 +33,10 @@ WATERMARKS: Final = "watermarks"
 They are by application id, and override the versions of the queues' transaction ids.
 """
 NUMBER: Final = "commits"
-"""Field beside ``watermarks``: number of the group's commits in this form; also the version of its own id."""
+"""Field beside ``watermarks``: number of the group's commits in this form.
+
+The commit stores it also as the version of :func:`group_app_id`.
+"""
 NEWEST: Final = "newest"
 """Field in a commit's ``userMetadata``: the newest message of each queue, by application id."""
 WHOLE_AT: Final = "wholeAt"

@@ -8,8 +8,8 @@ committed together. This works for any listener, after a kill at any point, and 
 * When a queue's offsets start again, the id names the generation (``…:QUEUE.1``), which begins without a
   watermark.
 * Two consumers that write the same queue conflict, since both commits have its id: the second is refused.
-* A group that was moved back reads messages whose rows are in the table; these rows are dropped. To have them
-  written again, delete the rows and call :meth:`DeltaSink.rewind`.
+* A group that was moved back reads messages whose rows are in the table. The new rows are dropped. To have
+  them written, delete the old ones and call :meth:`DeltaSink.rewind`.
 * RESTORE removes rows but keeps the watermarks. So each batch looks for one when it begins and before it
   commits; see :meth:`DeltaSink.follow_restore`.
 
@@ -155,7 +155,7 @@ class DeltaSink:
 
     @property
     def place(self) -> str:
-        """The table's id once prepared, the same by any name of its folder; before, its path or name.
+        """The table's id once prepared, whatever path or name leads to it; before, its path or name.
 
         Two sinks with the same place cannot serve one query.
         """

@@ -110,7 +110,7 @@ class SinkLog:
         return self._summary(lambda seen: seen.covers(consumer_group)).restored_since(consumer_group)
 
     def was_replaced_at(self, version: int) -> bool:
-        """Return whether the commit of ``version`` replaced the table; False for a RESTORE or a lost one."""
+        """Return whether the commit of ``version`` replaced the table; False also if the log lacks it."""
         entry = self.log.commit_info(version)
         return entry is not None and is_replacement(entry)
 
@@ -201,7 +201,7 @@ class SinkLog:
         return dict(self._recorded[1])
 
     def note_of(self, commit: SinkCommit) -> CommitNote:
-        """Return the information of a commit on top of this object's version."""
+        """Return the fields and transaction ids to store with a commit on top of this object's version."""
         return CommitNote(
             metadata=commit.metadata(**self.record_for(commit)), transactions=dict(commit.watermarks)
         )
