@@ -6,8 +6,8 @@ Rule 2: threads that want the same schema wait for one request; nothing waits un
 Rule 3: a schema counts as unknown only if the answer has a registry's own error code for this.  After any
 other answer of a server or a proxy, the registry counts as down.
 Rule 4: a server may get a new schema after its first messages are read.  So a look-up asks again for some
-seconds before an id counts as unknown; it waits like this only once for each id.  After a wait in vain, no
-look-up waits for half a minute, since foreign bytes may contain any ids.
+seconds before an id counts as unknown; it waits like this only once for each id.  For half a
+minute after a wait in vain, look-ups do not wait: foreign bytes may contain any ids.
 """
 
 from __future__ import annotations

@@ -120,7 +120,7 @@ class DatabaseAccess:
 
 
 class KeptConnection:
-    """Opens a connection, and keeps it until one of its transactions is not committed; for one thread.
+    """Opens a connection, and keeps it until one of its transactions fails; for one thread.
 
     If another thread asks for it, it is closed, and a new one is opened: a connection of sqlite3 serves only
     the thread that opened it.

@@ -4,8 +4,8 @@ A catalog may deny access to its tables' folders, and may make their commits its
 table's name: the commits with ``DESCRIBE HISTORY``, the table's id and place with ``DESCRIBE DETAIL``.  SQL
 cannot read transaction ids.  So each commit records the progress of the whole group.  It sets only one
 transaction id, which counts the group's commits: of two writers that begin at the same count, only one can
-commit.  Commits that named the table by its path have stored watermarks only as transaction ids, which are
-read from the table's folder.
+commit.  Commits that named the table by its path store watermarks as transaction ids, which are read from the
+table's folder.
 
 Tasks put their rows into the table's folder or, if they may not write there, into a folder for staging.
 """
