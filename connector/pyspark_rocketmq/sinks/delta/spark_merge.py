@@ -19,7 +19,7 @@ from pyspark_rocketmq.delta.files import NULL_PARTITION
 from pyspark_rocketmq.delta.paths import quoted_name
 
 _ROWS: Final = "rocketmq_rows"
-"""Name of the view with the merged rows; only the copy of the session has it."""
+"""Name of the temporary view of the rows to merge; only the :func:`merging_session` has it."""
 _RANK: Final = "__rank"
 _SETTINGS: Final[Mapping[str, str]] = {
     "userMetadata": "spark.databricks.delta.commitInfo.userMetadata",
@@ -81,7 +81,10 @@ def merge_rows(
 
 
 def _matches(name: str, *, may_be_blank: bool) -> str:
-    """Return the condition that the table and the merged rows have the same value in a column of the key."""
+    """Return the condition that table and merged rows have the same value in a column of the key.
+
+    ``may_be_blank``: the merged rows may have "" there, which the table stores as null.
+    """
     return f"coalesce(t.{name}, '') = s.{name}" if may_be_blank else f"t.{name} = s.{name}"
 
 
@@ -90,8 +93,9 @@ def newest_of(
 ) -> DataFrame:
     """Return the newest row of each key, and all rows whose key contains a null.
 
-    In the columns ``blank``, replace ``__HIVE_DEFAULT_PARTITION__`` by "", so that both are the same key: a
-    partition column stores both as null. For the other arguments see :func:`merge_rows`.
+    ``blank`` names the text columns of the key by which the table is partitioned. In these, Delta stores ""
+    and ``__HIVE_DEFAULT_PARTITION__`` as null. So the second text is replaced by "", and both are the same
+    key. For the other arguments see :func:`merge_rows`.
     """
     file_number = sf.array_position(sf.lit(list(files)), sf.col("_metadata.file_name"))
     newest_first = [

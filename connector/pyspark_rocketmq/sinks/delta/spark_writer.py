@@ -47,7 +47,10 @@ _READ_ALL: Final[Mapping[str, bool | str]] = MappingProxyType(
 )
 """Options for Spark to read all rows of tasks with their exact dates, whatever the session's settings."""
 _ON_DATABRICKS = "spark.databricks.clusterUsageTags.sparkVersion"
-"""Setting that only sessions on Databricks have; there a service makes Databricks' own commits exclusive."""
+"""Setting that only sessions on Databricks have.
+
+A service of Databricks keeps Databricks' own writers from overwriting each other's commits.
+"""
 
 
 class Session:
@@ -81,7 +84,7 @@ class Session:
 
 
 def spark_address(spark: SparkSession | None, path: str) -> str | None:
-    """Return the address by which a session finds the table; None if it does not, or has no Delta Lake.
+    """Return the address by which ``spark`` can load the Delta table at a path; None if it cannot.
 
     Only an attempt to load the table shows this: Databricks does not show ``spark.sql.extensions``, and only
     some platforms support ``s3://``.
@@ -111,7 +114,7 @@ def plain_path(path: str) -> str:
 def log_store_problem(
     address: str, conf: Callable[[str], str | None], *, beside_delta_rs: bool = False
 ) -> str | None:
-    """Describe why, by its settings, this session could overwrite commits of others; None if it cannot.
+    """Describe why a session with these settings could overwrite commits of others; None if it cannot.
 
     Source: ``io.delta.storage.S3SingleDriverLogStore``, delta-spark's default for S3. It checks whether a
     commit exists and then writes it, so only commits of one driver exclude each other.
@@ -147,7 +150,7 @@ class SparkTarget(Protocol):
     """A table as Spark's writer addresses it: by path or by name."""
 
     record: Mapping[str, Any]
-    """Further fields in the record of each commit."""
+    """Fields that each commit has in addition to the group's progress."""
     files_address: str
     """Address by which Spark finds the folder that tasks write to."""
 

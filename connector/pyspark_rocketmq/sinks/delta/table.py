@@ -110,7 +110,10 @@ class TableHome(Protocol):
         ...
 
     def session_of_handles(self) -> SparkSession | None:
-        """Return the running Spark session through which threads use the table; None if they use none."""
+        """Return the running Spark session by which the handles (opened tables) work from now on.
+
+        None if they need no session, or if none runs.
+        """
         ...
 
     def open(self) -> SinkHandle | None:
@@ -151,10 +154,10 @@ class TableHome(Protocol):
         ...
 
     def comparable(self, form: TableForm, wanted: TableForm) -> TableForm:
-        """Return ``form`` for a comparison with ``wanted``.
+        """Return the table's ``form`` without columns that Delta may compute, to compare it with ``wanted``.
 
-        If Delta computes columns and ``form`` does not show which, columns that ``wanted`` lacks are left
-        out. Otherwise return ``form`` as it is.
+        A column may be computed if ``wanted`` lacks it, the table has computed columns, and ``form`` does not
+        show which these are. Without such columns return ``form`` as it is.
         """
         ...
 
@@ -183,7 +186,8 @@ class PathHome:
     ) -> None:
         """Set the folder, and how rows are merged; without ``merges``, files are added.
 
-        ``merges`` makes the appender that merges rows. Where only Spark may write, it merges by ``keys``.
+        ``merges`` makes the appender that merges rows. If only Spark may write the table, Spark merges the
+        rows by the columns ``keys``.
         """
         self.path: Final = path
         self.storage = storage
@@ -265,7 +269,7 @@ class PathHome:
         check_exclusive_create(self.path)
 
     def check_rows_place(self, schema: pa.Schema) -> None:
-        """Check nothing: :attr:`rows_uri` is the table's folder, in which each commit looks for its files."""
+        """Do nothing: tasks write into the table's own folder, in which each commit looks for their files."""
 
     def comparable(self, form: TableForm, wanted: TableForm) -> TableForm:  # noqa: ARG002 - it shows them
         """Return ``form`` as it is: it shows which columns Delta computes."""
@@ -279,7 +283,7 @@ class PathHome:
         """Check that a Spark session can read the table, and that its commits could overwrite no others.
 
         Raises:
-            OptionError: If one of the two is not so; it names ``reasons``, for which Spark must write.
+            OptionError: If one of the two is not so. The error names ``reasons``: why Spark must write.
         """
         address = self._target.find()
         if not address:
@@ -380,7 +384,7 @@ class SinkTable:
         self.home.check_rows_place(schema)
 
     def _warn_of_long_log(self, form: TableForm) -> None:
-        """Log a warning if an existing table lacks a property of ``MANY_COMMITS`` that the sink expects."""
+        """Log a warning if an existing table lacks some of :attr:`properties`, which keep its log short."""
         missing = {name: value for name, value in self.properties.items() if name not in form.configuration}
         if missing:
             wanted = ", ".join(f"'{name}' = '{value}'" for name, value in missing.items())
@@ -479,10 +483,12 @@ class SinkTable:
             self._compactor.compact_if_worth_it(table, LogFiles(self.path, self.storage))
 
     def check_not_restored(self, log: SinkLog, consumer_group: str) -> None:
-        """Refuse a table if there was a RESTORE that the writer of the group's last commit had not seen.
+        """Refuse a table if a RESTORE, or a statement that replaced it, may have removed rows of the group.
+
+        It may have if it came after the group's last commit, or before it but unread by that commit's writer.
 
         Raises:
-            SinkConflict: If there was one; it may have removed rows.
+            SinkConflict: If there was such a RESTORE or statement.
         """
         # A group that has never written rows cannot have lost any.
         if not has_rows_of(log, consumer_group):
@@ -560,7 +566,7 @@ class SinkTable:
         return reasons
 
     def changes_since(self, before: TableForm, now: TableForm) -> tuple[str, ...]:
-        """List the changes that may keep files written for the form ``before`` from being added."""
+        """List the changes of the table's form that may forbid adding files written for ``before``."""
         # A change table reads its changes back from the files, and adds the columns that these lack.
         return form_changes(before, now if self._has_positions else without_additions(now, before))
 

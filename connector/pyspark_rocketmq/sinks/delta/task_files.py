@@ -38,7 +38,7 @@ _GATHERED_BYTES = 64 << 20
 Above it, the task writes the rows of the file for which it has gathered most.
 """
 _OPEN_FILES = 64
-"""Maximum number of files that a task has open, each for another partition.
+"""Maximum number of files that a task has open; each is for another partition of the table.
 
 Before it opens one more, the task finishes the file with the most rows.
 """

@@ -1,14 +1,16 @@
 """Reads a group's watermarks in a Delta table, for sinks, offset stores and commands. It needs no Spark.
 
 Watermarks are in two places: in the table's transaction ids, and in the record within the group's newest
-commit.  Each place may lack some of them, so both are read:
+commit.  A transaction id is an *application id*, here the name of one generation of a queue, and a version,
+here the watermark.  Each place may lack some watermarks, so both are read:
 
 * With ``delta.setTransactionRetentionDuration`` a checkpoint drops the ids of queues that have not moved for
   that time, and all ids that older releases wrote. The record has all of them.
 * By default the log keeps commits, and so records, for 30 days (``delta.logRetentionDuration``). Ids stay.
-* Spark's writer stores one id per commit, so the records of its commits are newer than the ids of queues.
-* delta-rs may put a commit of files after one of another member that its writer had not seen; then the ids
-  are newer than the record.
+* Spark's writer stores only one id, which counts its commits. So their records are newer than the ids of
+  queues.
+* delta-rs may put a commit of files after another member's commit that its writer had not read. Then the
+  ids are newer than the record.
 
 If the table is named by a catalog, only its commits can be read, and not the ids. So each commit records the
 progress of the whole group. A commit that was made while the table was named by its path lacks this record:
@@ -68,16 +70,21 @@ _LONGEST_SINCE_MS: Final = 15 * 60 * 1_000
 
 
 class RecordedProgress(NamedTuple):
-    """A group's progress as one of its commits records it; watermarks are by application id."""
+    """A group's progress as one of its commits records it; watermarks are by queue (application id)."""
 
     watermarks: Mapping[str, int]
     newest: Mapping[str, Any]
-    """Newest message of each queue, by application id: the numbers in its ``RememberedMessages``."""
+    """Newest message of each queue, by application id: a list of numbers as in ``RememberedMessages``."""
     whole: WholeRecord | None = None
-    """The commit that has all queues, to which later ones refer; None for few queues, or without a commit."""
+    """The commit that records all queues: this one, or an earlier one to which it refers.
+
+    None if there is none, as for a group with few queues, or if it is missing.
+    """
     is_whole: bool = True
-    """Whether the watermarks are complete; False if the commit with all queues, to which this one refers, is
-    missing, or if nothing is recorded."""
+    """Whether the watermarks are complete.
+
+    False if nothing is recorded, or if this commit refers to an earlier one that is missing.
+    """
 
 
 class WholeRecord(NamedTuple):
@@ -97,7 +104,8 @@ def read_record(
 ) -> RecordedProgress:
     """Return the progress that a group's commit records.
 
-    If the record has the form of Spark's commits, its watermarks are left out.
+    The watermarks in a record of Spark's form (``WATERMARKS``) are left out; :meth:`GroupCommit.combined`
+    reads them.
 
     Args:
         entry: The commit's entry in the log; None if there is no commit.
@@ -137,13 +145,13 @@ class GroupCommit:
     watermarks: Mapping[str, int] = field(default_factory=dict)
     """Watermarks by application id; the table has no rows of queues that are missing here."""
     number: int = 0
-    """Number of commits that Spark has made for the group, or that have the form of Spark's commits."""
+    """Number of the group's commits in Spark's form: those by Spark, and rewinds made in Spark's place."""
     not_in_ids: Mapping[str, int] = field(default_factory=dict)
     """Watermarks that the transaction ids lack, or have with another value."""
     newest: Mapping[str, Any] = field(default_factory=dict)
-    """Newest message below each watermark, by application id: the numbers in its ``RememberedMessages``.
+    """Newest message below each watermark, by application id; missing if it is unknown.
 
-    Missing if it is unknown.
+    It is a list of numbers, as in the text of ``RememberedMessages``.
     """
     whole: WholeRecord | None = None
     """The record of the last commit with all queues, if the group has very many; else None."""
@@ -159,7 +167,8 @@ class GroupCommit:
     ) -> GroupCommit:
         """Return a group's progress by the table's transaction ids and the record of the group's last commit.
 
-        If they differ, the ids count, except if the record has the form of Spark's commits (``WATERMARKS``).
+        Where they differ, the ids are right. But if the record has the form of Spark's commits
+        (``WATERMARKS``), the record is right.
 
         Args:
             stored: Watermarks that the transaction ids have, by application id.
@@ -190,7 +199,7 @@ class GroupCommit:
         return cls(watermarks=watermarks, number=number, not_in_ids=missing, newest=newest, whole=known.whole)
 
     def watermarks_after(self, commit: SinkCommit) -> Mapping[str, int]:
-        """Return the watermarks of the last generations once ``commit`` is made."""
+        """Return the watermarks after ``commit``; a queue has only that of its last generation."""
         return last_generations({**self.watermarks, **commit.watermarks})
 
     def record_of_files(self, commit: SinkCommit, now_ms: int) -> dict[str, Any]:
@@ -213,7 +222,7 @@ class GroupCommit:
         return {**_record(reached, newest), WHOLE_AT: now_ms}
 
     def record_by_spark(self, commit: SinkCommit) -> dict[str, Any]:
-        """Return the group's progress after ``commit``, as a commit by Spark or in this form records it."""
+        """Return the group's progress after ``commit``, in the form that commits by Spark record."""
         newest = commit.newest_after(self.newest)
         kept = {NEWEST: newest} if newest else {}
         return {WATERMARKS: self.watermarks_after(commit), NUMBER: self.number + 1, **kept}
@@ -246,9 +255,9 @@ def read_progress(
     Args:
         log: The table's log, at the version in question.
         consumer_group: The group.
-        generations: Queues whose progress is needed, each with the number of its generation. They matter
-            only if the table's transaction ids cannot be listed, but only looked up by name: then those of
-            these queues are looked up.
+        generations: Queues whose progress is needed, each with the number of its generation. They are used
+            only if the table's transaction ids cannot be listed: then those of these queues are looked up by
+            name.
 
     Raises:
         SinkConflict: If the progress is no longer in the log, or cannot be read.
@@ -323,7 +332,7 @@ def _from_commits(log: SinkLog, consumer_group: str) -> GroupCommit:
 
 
 def _ids_by_path(log: SinkLog, consumer_group: str) -> dict[str, int] | None:
-    """Return the group's ids from the table's folder; None if it cannot be read as this table."""
+    """Return the group's ids from the table's folder; None if it cannot be read, or has another table."""
     try:
         found = log.table.all_transactions()
     except (*STORAGE_ERRORS, RocketMQError, ValueError, KeyError):
