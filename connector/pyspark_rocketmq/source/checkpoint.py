@@ -19,13 +19,13 @@ _MOST_CHARACTERS: Final = 200
 
 
 def clear_unwritten_plan(spark: SparkSession, checkpoint: str) -> None:
-    """Remove the temporary file of an offset log whose first entry was not finished before a kill.
+    """Remove the temporary file that a query left in its offset log if it was killed during its first entry.
 
     Nothing is removed if the log has a whole entry.
 
     Spark 4.2 refuses to start on a checkpoint that holds nothing but a temporary file
-    (STATE_STORE_CHECKPOINT_LOCATION_NOT_EMPTY).  The check cannot be switched off for one query, because
-    Spark reads its setting from the session after the start.
+    (STATE_STORE_CHECKPOINT_LOCATION_NOT_EMPTY).  This check cannot be switched off for one query: Spark reads
+    the setting for it from the session, and only some time after the query was started.
     """
     files, found = _offset_log(spark, checkpoint)
     if all(path.getName().startswith(".") for path in found):

@@ -74,8 +74,11 @@ class Snapshot:
     """Address of each broker's master, by broker name; after :meth:`with_slaves`, that of the slave where the
     master is down."""
     unreachable: Mapping[str, RocketMQError]
-    """Errors of brokers that did not answer, or that refused a topic. ``bounds`` lacks the queues of these
-    brokers; for a group, after a refusal, it lacks only those of the refused topic."""
+    """Errors of brokers that did not answer, or that refused a topic, by broker name.
+
+    ``bounds`` lacks all queues of these brokers. For a group it has the queues of a broker that refused a
+    topic, except those of that topic.
+    """
     absent: Mapping[str, RocketMQError] = field(default_factory=dict)
     """Errors of topics that were seen before and that no living broker has at this moment."""
     replicas: Mapping[str, Mapping[int, BrokerAddress]] = field(default_factory=dict)
@@ -129,7 +132,10 @@ class ClusterView:
         *,
         had_it: Callable[[str], Collection[str]] = lambda _: (),
     ) -> None:
-        """Prepare to look at the topics of ``options``; nothing is connected yet."""
+        """Prepare to look at the topics of ``options``; nothing is connected yet.
+
+        ``had_it`` returns the brokers from which the query is known to have read a topic.
+        """
         self._options = options
         self._clock = clock
         self.had_it = had_it
@@ -320,7 +326,7 @@ class ClusterView:
     def _at_slaves(
         self, slaves: Mapping[str, BrokerAddress], queues: Mapping[str, _Queues]
     ) -> dict[str, _Outcome]:
-        """Return the bounds at each slave that serves pulls, else its error, by broker name."""
+        """Return, by broker name, the bounds at its slave; or an error if the slave serves no pulls."""
 
         def query(name: str) -> _Outcome:
             try:
@@ -411,9 +417,9 @@ class ClusterView:
     ) -> dict[str, _Shown]:
         """Return each broker's answers; all are called in parallel, so that their timeouts do not add up.
 
-        Once any broker has answered, a topic that a broker refuses is not asked for again for a while. For a
-        group, the broker's other topics are read meanwhile. In a plain stream they wait, because its offset
-        has one store time for all topics of a broker.
+        A topic that a broker refuses rests: that broker is not asked for it again for 3 s. Nothing rests
+        before any broker has answered. While a topic rests, a group reads the broker's other topics. In a
+        plain stream they wait, because its offset has one store time for all topics of a broker.
         """
         places = {(name, topic) for name, topics in queues.items() for topic in topics}
         resting = self._rests.among(places, self._clock.monotonic_s()) if self._has_worked else {}

@@ -50,7 +50,7 @@ _HELD_S: Final = 15.0
 """Time for which a broker may hold a pull, in seconds
 (``DefaultMQPushConsumerImpl.BROKER_SUSPEND_MAX_TIME_MILLIS``)."""
 _BURST_S: Final = 0.002
-"""Longest wait for several answers, in seconds; after it, any byte ends the next wait."""
+"""Longest wait for several answers together, in seconds. If it was too short, one byte ends the next wait."""
 _MUCH_BYTES: Final = 64 << 10
 """Number of decoded bytes in a receive buffer at which its connection changes to another buffer."""
 _range_and_broker: Final = attrgetter("range_index", "broker_id")
@@ -90,7 +90,10 @@ class _Templates(NamedTuple):
     held: PullRequestTemplate
     """The broker may hold these (long polling); the same as ``ordinary`` unless the range has an open end."""
     log_check: PullRequestTemplate
-    """These have no filter; the same as ``ordinary`` if the range has no filter, or no ``newest`` message."""
+    """These pull the range's ``newest`` message without a filter, to check that the queue has the same log.
+
+    The same as ``ordinary`` if the range has no filter, or no ``newest`` message.
+    """
 
     @classmethod
     def of(cls, partition: QueuePartition) -> _Templates:
@@ -325,7 +328,8 @@ class Fetcher:
     def _await_burst(self, waiting: Sequence[PullConnection[_Pull]]) -> bool:
         """Have the next wait end only when enough answers have arrived for more pulls to be sent.
 
-        Return whether the wait must be short, because it may not end with the first bytes.
+        Return whether it waits for more than one byte of some broker. Then it must be short, because fewer
+        bytes may come.
         """
         answers, in_flight = self._window.answers_to_next_burst, self._window.in_flight
         awaited = [each.await_answers(answers * each.in_flight // max(1, in_flight)) for each in waiting]

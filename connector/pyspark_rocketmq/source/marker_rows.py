@@ -1,8 +1,8 @@
 """Rows of consumer mode (option ``consumerGroup``) that pass through Spark, with a marker row for each range.
 
 A *marker row* follows the messages of a range: ``kind`` is ``"end"``, ``queueOffset`` is the range's
-exclusive end, and ``plannedRange`` has the rest as JSON. In a message's row ``kind`` and ``plannedRange`` are
-null. Numbers are never null: pandas would turn the whole column into floats.
+exclusive end, and ``plannedRange`` has the range and all else about its end as JSON. In a message's row
+``kind`` and ``plannedRange`` are null. Numbers are never null: pandas would turn the column into floats.
 """
 
 from __future__ import annotations

@@ -49,10 +49,10 @@ class Found(NamedTuple):
 
 
 class MessageLookup:
-    """Look up single messages by pulls in the group's name, which is permitted to read its topics.
+    """Look up single messages by pulls in the name of the group, since groups may read their topics.
 
-    Brokers report an operator's reset only once, with any pull: reported resets are kept, even if something
-    fails afterwards.
+    Brokers report an operator's reset only once, with any pull of the group. So reported resets are kept,
+    even if something fails afterwards.
     """
 
     def __init__(self, options: ReadOptions, pool: ChannelPool, clock: Clock) -> None:

@@ -137,9 +137,10 @@ class MicroBatchPlanner:
         )
 
     def _stored_by(self, before: StoredBy, snapshot: Snapshot, previous: Sequence[QueueRange]) -> StoredBy:
-        """Return the store times of passed messages, by broker, for a plain stream's next offset.
+        """Return the store times for a plain stream's next offset; see :func:`plan_to_offset`.
 
-        Return none for a group, whose progress is in its offset store.
+        Return none for a group, whose progress is in its offset store. ``before`` has the store times of the
+        previous offset.
         """
         if not self._progress.begins_in_checkpoint:
             return {}
@@ -223,7 +224,7 @@ class MicroBatchPlanner:
         return self._progress.has_worked
 
     def newest(self) -> Mapping[MessageQueue, QueueBounds]:
-        """Return first offset and end of each queue at its master, as last seen; empty before that."""
+        """Return first offset and end of each queue at its master, as last seen; empty if never seen."""
         return {} if self._seen is None else self._seen.bounds
 
     def snapshot_for(self, planned: Collection[QueueRange], *, can_wait: bool) -> Snapshot:
@@ -587,7 +588,8 @@ class MicroBatchPlanner:
 
         ``place`` is a broker's name, or empty for the cluster as a whole.
 
-        While a server that refused is not asked again, its error stays the same object.
+        An error is news if it is another object. While a server that refused is not asked again, its error
+        stays the same object.
         """
         is_news = self._reported.get(place) is not error
         self._reported[place] = error

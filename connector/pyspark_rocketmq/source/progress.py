@@ -100,18 +100,18 @@ class ProgressSource(Protocol):
     def uncommitted_deliveries(
         self, progress: Mapping[MessageQueue, QueueState]
     ) -> Mapping[MessageQueue, UncommittedDelivery]:
-        """Return, by queue, the messages from its next offset on that its listener has had.
+        """Return, by queue, how many messages the listener has had from the queue's next offset on.
 
-        Only of listeners that have received a whole range and have committed none of it.
+        A queue is left out unless the listener has had its whole range and committed none of it.
         """
         ...
 
     def compose(self, previous: Sequence[QueueRange], plan: Plan) -> Sequence[QueueRange]:
         """Return the ranges of the next offset; empty if there is nothing to run.
 
-        Gaps in ``plan`` must be skipped, and their corrected offsets stored immediately: an offset past the
-        end is corrected to the end at this moment, and a later correction would skip messages stored
-        meanwhile.
+        Queues with gaps in ``plan`` go on at corrected offsets, which must be stored immediately: an offset
+        past the queue's end is corrected to that end. A later correction would be to a later end, and would
+        skip the messages between the two.
         """
         ...
 
@@ -144,7 +144,7 @@ class CheckpointProgress:
     begins_in_checkpoint: ClassVar[bool] = True
     waiting: Mapping[MessageQueue, RocketMQError] = MappingProxyType({})
     has_worked: bool = True
-    """Always true: after an error that may pass, a plain stream's task tries again for its retry time."""
+    """Always true, so that even in the first batch a task tries again after every error that may pass."""
 
     def __init__(self, starts: Starts) -> None:
         self._starts = starts
@@ -509,9 +509,9 @@ class GroupProgress:
     def uncommitted_deliveries(
         self, progress: Mapping[MessageQueue, QueueState]
     ) -> Mapping[MessageQueue, UncommittedDelivery]:
-        """Return, by queue, the messages that a listener without autoCommit has had and has not committed.
+        """Return, by queue, how many messages a listener without autoCommit has had and not committed.
 
-        Only of listeners that have had the whole range and have committed nothing of it.
+        A queue is left out unless the listener has had its whole range and committed nothing of it.
         """
         return self._stalls.uncommitted(progress, self._clock.monotonic_s())
 

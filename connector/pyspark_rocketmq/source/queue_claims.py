@@ -171,7 +171,7 @@ class QueueClaims:
     def _without_forgotten(
         self, known: Mapping[MessageQueue, int], rows: Rows, addresses: Addresses
     ) -> tuple[Mapping[MessageQueue, int], Waiting]:
-        """Correct the offsets ``known`` from brokers that a crash has put back to older ones.
+        """Correct those of the brokers' offsets ``known`` that are too old because a broker crashed.
 
         Such an offset is replaced by the row's newer one, which is also written to the broker. Return all
         offsets after this, and the queues whose brokers did not take the newer ones, with the errors.
@@ -240,8 +240,9 @@ class QueueClaims:
     ) -> tuple[dict[MessageQueue, int], Waiting, Waiting]:
         """Return where queues without a row begin, and two groups of queues that must wait, with the reasons.
 
-        The first group waits for brokers that another request did not reach. The second one needs a start by
-        the options, and a broker refused a request for it.
+        In the first group are queues whose topic cannot begin yet, because a broker is away or has not
+        reported the group's offset. In the second group are queues that begin by the options, but for which a
+        request failed now.
 
         Args:
             reported: Queues to claim, of which ``at_broker`` has the group's offset if there is one.
@@ -361,11 +362,12 @@ def await_sole_owner(
     clock: Clock,
     sleep: Callable[[float], None],
 ) -> None:
-    """Wait until no owner of a broadcasting instance's progress ``name`` is among the living members.
+    """Wait until none of ``owners`` of a broadcasting instance's progress ``name`` is a living member.
 
-    While ``members`` returns None, it is not known who lives, and any owner may. After half a minute this
-    returns all the same: two queries that live at the same time are also detected later, by the epoch of
-    their rows (``GroupProgress``), as those are that start at the same moment.
+    ``members`` returns the living members; None if they are not known, so that any owner may be alive. If
+    they are still not known after half a minute, return. Two queries with the same progress are also detected
+    later, by the epoch of their rows (``GroupProgress``). Two that start at the same moment are detected only
+    there.
 
     Raises:
         OffsetError: If an owner is still alive after half a minute.

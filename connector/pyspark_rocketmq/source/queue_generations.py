@@ -135,9 +135,9 @@ class QueueGenerations:
             has_worked: Whether the group has ever consumed a message, so that its pulls are usually allowed.
 
         Raises:
-            DataLoss: If messages of a queue are lost, and nobody has moved the group since. Without
-                ``failOnDataLoss`` only if the first new message is not known, because the lost ones are known
-                only by a sink's watermark.
+            DataLoss: If ``failOnDataLoss`` is true, messages of a queue are lost, and nobody has moved the
+                group since. If it is false, only LostBehindSink is raised: only a sink's watermark shows the
+                loss, so the first new message cannot be found.
             RocketMQError: If a broker refuses for good.
         """
         for queue in self._copied.keys() & rows.keys():
@@ -224,10 +224,11 @@ class QueueGenerations:
         found: Mapping[MessageQueue, Found],
         snapshot: Snapshot,
     ) -> tuple[dict[MessageQueue, LastSkipped], dict[MessageQueue, RocketMQError]]:
-        """Return the message right before each position whose row lacks it, and the errors of look-ups.
+        """Return messages that rows lack and must remember, and the errors of look-ups, by queue.
 
-        If it is known where a queue's current generation ends, also return the last message before this end:
-        ranges below the end are compared with that message.
+        Such a message is the one right before the queue's position. If it is known where the queue's current
+        generation ends, the last message before this end is another one: ranges below the end are compared
+        with it.
         """
         messages = {queue: each.message for queue, each in found.items() if standings[queue].last is None}
         ahead = {
@@ -299,9 +300,9 @@ class QueueGenerations:
         Return None while this log goes on and no other one is known.
 
         Raises:
-            DataLoss: If messages of a queue are lost, and nobody has moved the group since. Without
-                ``failOnDataLoss`` only if the first new message is not known, because the lost ones are known
-                only by a sink's watermark.
+            DataLoss: If ``failOnDataLoss`` is true, messages of the queue are lost, and nobody has moved the
+                group since. If it is false, only LostBehindSink is raised: only a sink's watermark shows the
+                loss, so the first new message cannot be found.
             RocketMQError: If the broker did not show a message that must be compared.
         """
         queue = row.queue
@@ -396,10 +397,11 @@ class CheckpointGenerations:
     position. In addition, one queue of each topic and broker is checked at each plan if it has new messages:
     a topic's queues are deleted together.
 
-    A checkpoint contains no messages. It contains, for each broker, the latest store time of a message before
-    the queues' positions. If the message before a queue's position was stored later than this, or the log
+    A checkpoint contains no messages. It contains, for each broker, the latest store time of a message there
+    when the plan was made. If the message before a queue's position was stored later than this, or the log
     ends before the position, the log is another one. See row F4 of ``docs/semantics.md``. With
-    ``failOnDataLoss``, bounds that end too early fail the query elsewhere.
+    ``failOnDataLoss``, a log that ends before the position is not checked here, since the planner raises
+    DataLoss for it.
     """
 
     def __init__(self, lookup: MessageLookup, *, fail_on_data_loss: bool) -> None:
@@ -424,8 +426,8 @@ class CheckpointGenerations:
         Args:
             previous: The ranges of the previous plan.
             snapshot: The snapshot that the next plan is made from.
-            times: The latest store time of a message before the ranges' ends, by broker; a queue that waited
-                has an entry of its own.
+            times: The latest store time of a message at each broker when the previous plan was made. A queue
+                that had to wait then has an entry of its own, the store time from the plan before it waited.
 
         Raises:
             OffsetsBeganAgain: If a queue's offsets began again, and ``failOnDataLoss`` is true.
