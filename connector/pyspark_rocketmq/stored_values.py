@@ -220,7 +220,7 @@ class RememberedMessages(StoredValue[tuple[LastMessage, ...]]):
         return RememberedMessages(_thinned((newest, *known)))
 
     def with_passed(self, passed: RememberedMessages) -> RememberedMessages:
-        """Return at most three messages: the newest of all, those of ``passed``, then others of these.
+        """Return at most three messages: the newest of all, those of ``passed``, then others of ``self``.
 
         The messages ``passed`` must be of the same generation of the queue: the one right before the group's
         position, the last one before the generation's end, or both.

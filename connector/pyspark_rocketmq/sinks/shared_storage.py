@@ -44,7 +44,7 @@ def check_not_nested(places: Mapping[str, str]) -> None:
     """Refuse tables at the same place, and a table within another one whose VACUUM would remove its files.
 
     Args:
-        places: Paths or URIs as the user wrote them, by name.
+        places: Paths or URIs as the user wrote them, by the names that the error gives them.
 
     Raises:
         OptionError: With every such pair.
@@ -84,7 +84,7 @@ def check_shared(spark: SparkSession, places: Mapping[str, str]) -> None:
 
     Args:
         spark: A classic session; nothing is checked if driver and executors are in one process.
-        places: Paths or URIs by name; URIs of shared storage are not checked.
+        places: Paths or URIs, by the names that the error gives them; URIs of shared storage are not checked.
 
     Raises:
         StorageNotShared: With the host that has another folder.
@@ -108,7 +108,7 @@ def check_shared(spark: SparkSession, places: Mapping[str, str]) -> None:
 
 @contextmanager
 def _marked(folders: Mapping[str, str]) -> Iterator[dict[str, str]]:
-    """Create a file with a new name in each folder; yield file → name of the folder."""
+    """Create a file with a new name in each folder; yield each file's path → the key of its folder."""
     markers = {f"{folder}/_rocketmq_{uuid.uuid4()}": name for name, folder in folders.items()}
     try:
         for marker in markers:

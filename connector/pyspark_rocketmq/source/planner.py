@@ -442,8 +442,8 @@ class MicroBatchPlanner:
     def _borne(self, trouble: RocketMQError | None, patience: Deadline | None) -> Deadline | None:
         """Return until when to wait because of ``trouble``; None without trouble.
 
-        This is ``patience``, the deadline from the trouble before; if there is none, ``retryTimeoutMs`` from
-        now on.
+        Earlier trouble that has not ended has set this deadline, ``patience``. For new trouble it is
+        ``retryTimeoutMs`` from now on.
 
         Raises:
             RocketMQError: ``trouble``, if ``patience`` has passed.

@@ -22,10 +22,15 @@ from pyspark_rocketmq.source.ranges import QueuePartition
 from pyspark_rocketmq.source.schema import Arrival, RangeEnd
 
 _SHOWN_EVERY_S: Final = 5.0
-"""Longest time, in seconds, for which open ranges yield nothing although a filter has passed over offsets: as
-often as Java stores offsets (``persistConsumerOffsetInterval``)."""
+"""Time without messages after which open ranges yield how far they were read, in seconds.
+
+A filter may have passed over offsets. Java stores offsets as often (``persistConsumerOffsetInterval``).
+"""
 _SHARE_BYTES: Final = 8 << 20
-"""Minimum share of each of several ranges, in bytes; less only if a single range may not have as many."""
+"""Minimum share of each of several ranges that divide one limit, in bytes.
+
+If the whole limit is lower, each range has all of it.
+"""
 
 
 class RangeArrivals:

@@ -155,9 +155,9 @@ def decode_chunks(
 
 
 def _few_in(bodies: Sequence[PulledBody], partition: QueuePartition) -> list[MessageExt] | None:
-    """Return the messages as objects; None if they are not few, or one of them must become a row.
+    """Return the messages as objects; None if they must be decoded into columns.
 
-    That is one that is malformed, or has a time that a column cannot hold.
+    They must if they are not few, or if one of them is malformed or has a time that a column cannot hold.
     """
     if not _are_few(bodies):
         return None
@@ -319,9 +319,9 @@ class RangeReader:
         return self._in_columns(messages)
 
     def _is_usual(self, messages: Sequence[MessageExt]) -> bool:
-        """Return whether all messages belong to the range, in order, and leave it below its largest size.
+        """Return whether all messages belong to the range, ascend, and do not fill it up (``max_bytes``).
 
-        False until the consumed message before the range is compared.
+        False until the consumed message before the range has been compared.
         """
         offsets = [self._expected - 1, *[message.queue_offset for message in messages]]
         limit = self._most_bytes
@@ -350,7 +350,7 @@ class RangeReader:
         )
 
     def stopped(self) -> RangeEnd:
-        """Return the end of the range at what has been read, because its task is over; call this once."""
+        """End the range after what has been read, because its task is over; call this once."""
         self.is_done = True
         self._count_pulls()
         return self._range_end(self.reached, EndReason.STOPPED)
@@ -510,9 +510,10 @@ class RangeReader:
         self._window.stop()
 
     def _of_same_log(self, messages: pa.RecordBatch, before: LastMessage) -> pa.RecordBatch:
-        """Return the messages from the range's start on; none if another one has the offset of ``before``.
+        """Return the messages from the range's start on, if the queue has the log that was consumed.
 
-        Then the queue has another log, and the range ends.
+        If the offset of ``before``, a consumed message, has another message, the queue has another log. Then
+        return none; the range ends.
         """
         offsets = _offsets(messages)
         found = np.flatnonzero(offsets == before.queue_offset)
@@ -679,8 +680,8 @@ def _wanted(messages: pa.RecordBatch, partition: QueuePartition, expected: int) 
 def _is_first_copy(offsets: npt.NDArray[np.int64], expected: int) -> npt.NDArray[np.bool_] | None:
     """Return a mask of the messages that are new; None if a new one comes after one with a higher offset.
 
-    Messages come twice because filtered pulls scan into their neighbours' offsets, and because an inner batch
-    may begin before the offset pulled from.
+    A message may come twice: a filtered pull may go on into the offsets of the next pull, and a broker sends
+    an inner batch whole, even if it begins before the offset pulled from.
     """
     highest_before = np.maximum.accumulate(np.concatenate(([expected - 1], offsets[:-1])))
     is_new: npt.NDArray[np.bool_] = offsets > highest_before

@@ -2,12 +2,12 @@
 
 Spark's offset of one micro-batch is the plan itself, as JSON: ``{"v": 1, "seq": 7, "plan": {topic:
 {brokerName: {queueId: {"from": 0, "to": 5, "epoch": 3, "times": 1}}}}}``, where ``epoch``, ``times``
-(reconsume times) and ``putBack`` are left out if they are 0 or empty. Plans of plain streams also have
-``storedBy``: for each broker, and for each queue that waited, when the newest message before the ranges' ends
-was stored. ``uncommitted`` in plans of earlier releases is ignored.  The ranges are explicit, so that a
-replay reads the same messages. ``seq`` grows with every batch, because Spark compares offsets as text and a
-suspended queue may be planned twice with the same range.  Keys are written sorted, so that equal plans are
-equal strings.
+(reconsume times) and ``putBack`` (messages that the listener gave back, and how often) are left out if they
+are 0 or empty. Plans of plain streams also have ``storedBy``: for each broker, the latest store time of a
+message there when the plan was made; for each queue that had to wait, that time from its last plan before.
+``uncommitted`` in plans of earlier releases is ignored.  The ranges are explicit, so that a replay reads the
+same messages. ``seq`` grows with every batch, because Spark compares offsets as text and a suspended queue
+may be planned twice with the same range.  Keys are written sorted, so that equal plans are equal strings.
 
 A plan of more than 256 queues is packed: ten thousand queues take 60 KB, instead of 600 as JSON.  The form is
 ``{"v": 2, "seq": 7, "queues": 10000, "packed": text}``.  The text is a line of JSON followed by columns of
@@ -93,7 +93,7 @@ _INT64_BYTES: Final = 8
 _SHOWN = 200
 _HIGHEST = (1 << 63) - 1
 _LOWEST = -(1 << 31)
-"""Lowest reconsume times; messages may be stored with any number."""
+"""Lowest ``times`` (reconsume times) of a valid plan: a broker stores any number of 32 bits."""
 Offset = dict[str, Any]
 """Spark's stored offset: a nested dict with str keys."""
 
@@ -283,8 +283,8 @@ def plan_to_offset(
     Args:
         seq: The plan's number.
         ranges: One range for each queue.
-        stored_by: For each broker, and for each queue that waited, the latest store time of a message before
-            the ranges' ends.
+        stored_by: Latest store time of a message at each broker when the plan is made. A queue that had to
+            wait has an entry of its own, the store time from its last plan before.
         open_for_s: Length of a batch of open ranges in seconds; None for closed ranges.
     """
     in_order = sorted(ranges, key=attrgetter("queue"))
@@ -309,7 +309,7 @@ def open_for_s_of(offset: Mapping[str, Any]) -> float | None:
 
 
 def stored_by_of(offset: Mapping[str, Any]) -> StoredBy:
-    """Return the latest store times of read messages in Spark's ``offset``, by broker or waiting queue.
+    """Return the latest store times that Spark's ``offset`` has, by broker or waiting queue.
 
     Invalid values are left out. The single time in a checkpoint of an earlier release is returned under
     ``EVERY_BROKER``.

@@ -24,7 +24,8 @@ from pyspark_rocketmq.spark.version import keep_archives
 T = TypeVar("T")
 
 _is_frozen = False
-"""Whether this process has frozen its objects: gc.get_freeze_count() takes as long as a collection."""
+"""Whether this process has frozen its objects. A call of ``gc.get_freeze_count()`` would show it, too, but
+takes as long as a collection."""
 
 
 def read_queue(partition: QueuePartition) -> Iterator[pa.RecordBatch]:
@@ -108,7 +109,8 @@ def freeze_modules() -> None:
     """Exempt the objects that a worker's first task leaves, mostly modules, from garbage collection.
 
     Spark collects garbage in a worker after every task, which takes 20 to 50 ms of a core. Reference counting
-    still frees frozen objects. Calls :func:`keep_archives` too. Does nothing outside a task.
+    still frees frozen objects. Also calls :func:`keep_archives`, which saves time before each
+    task. Does nothing outside a task.
     """
     global _is_frozen  # noqa: PLW0603 - one per process is the point
     if TaskContext.get() is None:

@@ -150,7 +150,8 @@ class RocketMQStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def __init__(self, options: ReadOptions, open_listener: Callable[[], ConsumeOne] | None = None) -> None:
         """Keep the options; nothing is connected before Spark asks for an offset.
 
-        ``open_listener`` returns a function that consumes a message for an administrator.
+        ``open_listener`` opens the listener for single messages that an administrator sends to this process.
+        It is None if the listener runs on executors only.
         """
         self._options = options
         self._open_listener = open_listener
@@ -238,9 +239,10 @@ class RocketMQStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return {"_options": self._options, "_newest": None, "_open_listener": None}
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802 - Spark's name
-        """Return a limit other than ``ReadAllAvailable``, so that only ``trigger(once=True)`` passes that.
+        """Return the limit that Spark passes with every trigger except ``once``, which passes another one.
 
-        The limits themselves are set by options.
+        :meth:`latestOffset` recognises ``once`` by its limit, ``ReadAllAvailable``. So this one must be of
+        another kind. Its number has no effect: options limit micro-batches.
         """
         return ReadMaxRows(self._options.max_offsets_per_trigger or _ANY_NUMBER)
 

@@ -49,7 +49,7 @@ _GROWS_WITH_TASKS: Final = {
     "spark.dynamicAllocation.enabled": "true",
     "spark.databricks.clusterUsageTags.clusterScalingType": "autoscaling",
 }
-"""Settings of clusters that add executors while tasks wait. With few tasks none wait, and none are added."""
+"""Settings of clusters that add executors only while tasks wait; a batch of few tasks makes none grow."""
 _ENCRYPTIONS: Final = (
     "spark.ssl.enabled",
     "spark.ssl.rpc.enabled",
@@ -78,7 +78,8 @@ _UDF_IDLE: Final = "spark.sql.execution.pyspark.udf.idleTimeoutSeconds"
 _UDF_KILL: Final = "spark.sql.execution.pyspark.udf.killOnIdleTimeout"
 _WORKER_IDLE: Final = "spark.python.worker.idleTimeoutSeconds"
 _WORKER_KILL: Final = "spark.python.worker.killOnIdleTimeout"
-"""Spark's settings by which it kills idle Python workers. Those of SQL default to the other two.
+"""Spark's settings by which it kills idle Python workers. The first two are for SQL; if they are not set,
+Spark uses the other two.
 
 Spark 4.0 kills no idle worker.
 """
@@ -234,9 +235,10 @@ def check_classic(spark: SparkSession, what: str, why: str) -> None:
 
 
 def check_delta(spark: SparkSession) -> None:
-    """Raise RocketMQError for a session without Delta Lake, or with one too old for its Spark (after 4.2).
+    """Raise RocketMQError for a session without Delta Lake, or with a release too old for its Spark.
 
-    A session of Spark Connect is not checked; there only the first use shows whether Delta Lake is available.
+    A release can be too old only for a Spark newer than 4.2. A session of Spark Connect is not checked; there
+    only the first use shows whether Delta Lake is available.
     """
     if not is_classic(spark):
         return

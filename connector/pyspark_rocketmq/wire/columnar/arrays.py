@@ -22,9 +22,12 @@ ByteArray = npt.NDArray[np.uint8]
 
 MAX_COLUMN_BYTES: Final = (1 << 31) - 1
 _LEAST_REPEATED: Final = 4096
-"""Minimum number of rows of a kept column of repeated values; batches with fewer rows use a slice of it."""
+"""Minimum number of rows of a column of repeated values that is kept for several batches.
+
+A batch with fewer rows uses a slice of it.
+"""
 _MOST_SHARED_BYTES: Final = 1 << 20
-"""Maximum size in bytes of a kept column of repeated values; a larger one is created for each batch."""
+"""Maximum size of such a column, in bytes; a larger one is created anew for each batch."""
 _OFFSET: Final = np.dtype(np.int32)
 
 _PIECE: Final = 1 << 17
@@ -208,7 +211,10 @@ class ByteMatrix(NamedTuple):
 
 
 def _folded(better: np.ufunc, rows: ByteArray) -> ByteArray:
-    """Reduce all rows by ``better``, half by half; halves may overlap: using a row twice is harmless."""
+    """Reduce each column by ``better`` (minimum or maximum): one half of the rows with the other, repeatedly.
+
+    If the number of rows is odd, the halves share a row, which does no harm.
+    """
     while len(rows) > _FEW_ROWS:
         half = (len(rows) + 1) // 2
         rows = better(rows[:half], rows[-half:])

@@ -70,11 +70,10 @@ class Undecodable(NamedTuple):
     reason: str
 
     def queue_offsets(self, at_least: int, end: int, *, is_filtered: bool) -> range:
-        """Return its queue offsets; several for an inner batch.
+        """Return the message's queue offsets: one, or several for an inner batch.
 
-        With a broken layout it is one offset: the stored one if this is from ``at_least`` up to ``end``
-        (exclusive) and ``is_filtered`` is true, so that messages before it may be missing; otherwise
-        ``at_least``.
+        With a broken layout it is one offset, ``at_least``. But with a filter (``is_filtered``) messages
+        before it may be missing: then it is the stored offset, if this is in ``[at_least, end)``.
         """
         if self.stored is not None:
             return offsets_of(self.stored)
@@ -228,14 +227,14 @@ def decode_in_turn(
 def row_of(
     message: MessageExt, *, columns: Sequence[str] | None = None, properties: Sequence[str] = ()
 ) -> pa.RecordBatch:
-    """Return one message as a row of ``columns`` (by default all), then of single ``properties``."""
+    """Return one message as a row: ``columns`` (by default all), then a column for each of ``properties``."""
     return rows_of([message], columns=columns, properties=properties)
 
 
 def rows_of(
     messages: Sequence[MessageExt], *, columns: Sequence[str] | None = None, properties: Sequence[str] = ()
 ) -> pa.RecordBatch:
-    """Return messages as rows of ``columns`` (by default all), then of single ``properties``."""
+    """Return messages as rows: ``columns`` (by default all), then a column for each of ``properties``."""
     return _decoder("", None, columns, properties).columns_of_messages(messages)
 
 

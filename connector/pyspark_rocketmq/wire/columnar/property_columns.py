@@ -43,7 +43,7 @@ _PIECE: Final = 1 << 17
 _LAYOUT = re.compile(rb"(?:\x02[^\x00-\x02]*\x01)*")
 
 _Kept = Mapping[str, int]
-"""Index of the entry whose value counts, by property name, in rows of one layout (names in their order)."""
+"""Index of the entry that has a property's value in rows of one layout, by property name."""
 
 
 class PropertyColumns:
@@ -221,7 +221,10 @@ class _Alike:
 
 
 def _alike(tokens: _Tokens, names: pa.StringArray) -> _Alike | None:
-    """Return the rows if all have the same names in the same order, and not only empty ones; else None."""
+    """Return the rows if all have the same names in the same order; else None.
+
+    Also None if all names are empty.
+    """
     rows, width = len(tokens.row_at) - 1, int(tokens.row_at[1])
     if len(names) != rows * width or (tokens.row_at[1:] - tokens.row_at[:-1] != width).any():
         return None
