@@ -76,8 +76,8 @@ class Snapshot:
     unreachable: Mapping[str, RocketMQError]
     """Errors of brokers that did not answer, or that refused a topic, by broker name.
 
-    ``bounds`` lacks all queues of these brokers. For a group it has the queues of a broker that refused a
-    topic, except those of that topic.
+    In a plain stream ``bounds`` lacks all queues of these brokers. For a group it lacks only the refused
+    topics of a broker that answered.
     """
     absent: Mapping[str, RocketMQError] = field(default_factory=dict)
     """Errors of topics that were seen before and that no living broker has at this moment."""

@@ -109,8 +109,8 @@ def freeze_modules() -> None:
     """Exempt the objects that a worker's first task leaves, mostly modules, from garbage collection.
 
     Spark collects garbage in a worker after every task, which takes 20 to 50 ms of a core. Reference counting
-    still frees frozen objects. Also calls :func:`keep_archives`, which saves time before each
-    task. Does nothing outside a task.
+    still frees frozen objects. Also calls :func:`keep_archives`, which saves time before each task. Does
+    nothing outside a task.
     """
     global _is_frozen  # noqa: PLW0603 - one per process is the point
     if TaskContext.get() is None:

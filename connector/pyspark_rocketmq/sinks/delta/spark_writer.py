@@ -150,7 +150,7 @@ class SparkTarget(Protocol):
     """A table as Spark's writer addresses it: by path or by name."""
 
     record: Mapping[str, Any]
-    """Fields that each commit has in addition to the group's progress."""
+    """Fields that each commit records in addition to the group's progress."""
     files_address: str
     """Address by which Spark finds the folder that tasks write to."""
 

@@ -70,7 +70,7 @@ _LONGEST_SINCE_MS: Final = 15 * 60 * 1_000
 
 
 class RecordedProgress(NamedTuple):
-    """A group's progress as one of its commits records it; watermarks are by queue (application id)."""
+    """A group's progress as one of its commits records it; its maps are by application id."""
 
     watermarks: Mapping[str, int]
     newest: Mapping[str, Any]
