@@ -104,7 +104,7 @@ class OrderlyEngineKind(StrEnum):
     """How Spark runs an orderly listener."""
 
     STATE = "state"
-    """After a shuffle by queue, with Spark's state. The rows of messages may reach Spark in any order."""
+    """In ``applyInPandasWithState``, after a shuffle by queue that may change the order of its rows."""
     DIRECT = "direct"
     """In the task that reads the messages of a queue, without shuffle or state."""
 
@@ -401,22 +401,23 @@ class QueueState(NamedTuple):
     reconsume_times: int = 0
     """Number of times the listener gave back the message at ``next_offset``."""
     suspended_until_s: float | None = None
-    """Wall-clock second before which no messages of the queue are delivered.
+    """Wall-clock second before which no messages of the queue are delivered; None if it is not suspended.
 
     A time more than 30 s ahead counts as over.
 
-    In an ack (a task's result for one queue), the moment of the ack itself means that the queue has not moved
-    and may go on immediately. In an ack with an unchanged offset, None means that the listener waits for more
-    messages before it commits (``StallCounter``)."""
+    An ack (a task's result for one queue) whose next offset is where its range began has two special values.
+    The time of the ack itself: the queue may go on immediately. None: the listener has had the range, and
+    waits for more messages before it commits (``StallCounter``)."""
     retry_counts: RetryCounts = NO_RETRIES
-    """Numbers of times the listener gave back messages from ``next_offset`` on; empty if ``reconsume_times``
-    is sufficient. The next owner continues counting from them; a reset clears them."""
+    """Numbers of times the listener gave back messages from ``next_offset`` on. Empty if it gave back at most
+    the first of them, whose number is ``reconsume_times``. The next owner continues counting from them; a
+    reset clears them."""
     last_message: RememberedMessages = NO_MESSAGES
-    """The newest messages consumed; they show later whether the queue's offsets began again.
+    """Newest messages consumed, if any; they show later whether the queue's offsets began again.
 
-    In a stored row: the newest one since the offsets last began again, and up to two before it. If none was
-    consumed since then, the last one that was skipped. In a task's result or a commit: the newest one of the
-    batch. Empty if there was none."""
+    A task's result or a commit has only the newest message of the batch. A stored row has the newest one and
+    up to two earlier ones, all consumed since the offsets last began again. If none was consumed since then,
+    it has the last message that was skipped."""
 
     @property
     def facts(self) -> tuple[int, int, int, float | None, str, str]:

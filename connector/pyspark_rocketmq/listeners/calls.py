@@ -28,13 +28,15 @@ from pyspark_rocketmq.model import ConsumeConcurrentlyStatus, MessageExt, Return
 _SUCCESS = ConsumeConcurrentlyStatus.CONSUME_SUCCESS
 _LATER = ConsumeConcurrentlyStatus.RECONSUME_LATER
 _SEND_BACK_THREADS: Final = 16
-"""Maximum number of deliveries of a range whose failed messages are sent back at the same time."""
+"""Maximum number of a range's threads that send messages back; each has the messages of one delivery."""
 _LOOP_END_S: Final = 1.0
-"""Maximum time for cancelling a range's calls, in seconds. If a call blocks the event loop even then, a new
-loop replaces that one."""
+"""Time in which a range's cancelled calls must end, in seconds. If they block the event loop for three times
+this time, a new loop replaces it."""
 Settling = bool | Awaitable[bool]
-"""Result of the function that runs a listener call: True if the outcome was handled where the call ended, so
-that no :class:`CallEnded` follows. For an asynchronous listener it is an awaitable of this."""
+"""Result of the function ``invoke`` of :meth:`ListenerWorkers.call`, which calls the listener.
+
+True: the function has also processed the outcome, so that no :class:`CallEnded` follows. For an asynchronous
+listener the function returns an awaitable of this."""
 
 
 class ListenerCall:
@@ -88,7 +90,7 @@ class ListenerCall:
         self._end(answer, seen, began_s, hooks, clock)
 
     def _begin(self, hooks: ConsumeHooks, clock: Clock) -> tuple[ConsumeMessageContext | None, float]:
-        """Call the hooks; return their context, if there are hooks, and the time at which the call begins.
+        """Call the hooks; return their context (None without hooks) and the monotonic second of the start.
 
         Source: RocketMQ 5.3.3 ``ConsumeMessageConcurrentlyService.ConsumeRequest.run``.
         """
@@ -171,7 +173,7 @@ class DaemonThreads:
         self._work.put(work)
 
     def _start(self) -> None:
-        """Start a thread unless there are ``most``."""
+        """Start a thread, unless ``most`` threads were already started."""
         with self._lock:
             if self._started >= self._most:
                 return
@@ -193,8 +195,8 @@ class DaemonThreads:
 class ListenerWorkers:
     """Runs the calls of a concurrent listener for one queue's range of offsets, and sends messages back.
 
-    When a call ends, or a message was sent back, ``next_event`` returns one event. There is none for a call
-    that hangs, or if ``invoke`` returned True (see :meth:`call`).
+    ``next_event`` returns one event for each call that ends and for each message that was to be sent back. A
+    call that hangs, or whose ``invoke`` returned True (see :meth:`call`), has no event.
     """
 
     def __init__(self) -> None:
@@ -231,7 +233,7 @@ class ListenerWorkers:
             return None
 
     def wake(self) -> None:
-        """End the current or the next wait for an event; from any thread."""
+        """End the current wait for an event or, without one, the next wait; any thread may call this."""
         self._events.put(None)
 
     def close(self) -> None:
@@ -299,9 +301,10 @@ class LoopWorkers(ListenerWorkers):
             self._loop.call_soon_threadsafe(self._cancel, self._loop, number)
 
     def close(self) -> None:
-        """Cancel the calls that have not ended, and wait up to 2 s for them; end the sending threads.
+        """Cancel the calls that have not ended, and wait for them; end the sending threads.
 
-        If a call blocks the event loop, a new loop replaces it.
+        The wait is at most 1 s, or 3 s if something blocks the event loop. If that may be a call of this
+        range, a new loop replaces the blocked one.
         """
         super().close()
         if self._loop is None or not (self._tasks or self._wanted):

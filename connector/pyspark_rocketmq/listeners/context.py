@@ -225,7 +225,7 @@ class DeliveryContext:
             self._keep(RowBuffer.look)
 
     def emit_batch(self, rows: pa.RecordBatch) -> None:
-        """For the engine: add an ``ArrowListener``'s rows with the queue offsets of their messages.
+        """For the engine: add an ``ArrowListener``'s rows, whose ``queueOffset`` is that of their message.
 
         Raises:
             SchemaError: If they are not rows of the listener's output schema; see :meth:`emit`.
@@ -270,9 +270,9 @@ class DeliveryContext:
         return emitted
 
     def _keep(self, keep: Callable[[RowBuffer], int]) -> None:
-        """Save memory: call ``keep``, a method of ``RowBuffer``, with the buffer of the emitted rows.
+        """Put the emitted rows into a ``RowBuffer``, which saves memory, and call its method ``keep``.
 
-        ``RowBuffer.look`` packs the rows if they are large or many, ``RowBuffer.pack`` always.
+        ``RowBuffer.look`` packs the rows only if they are large or many, ``RowBuffer.pack`` always.
 
         Raises:
             RocketMQError: If the temporary file has no space for the rows.
@@ -289,7 +289,7 @@ class DeliveryContext:
             raise
 
     def follow(self, messages: Sequence[MessageExt]) -> Sequence[MessageExt]:
-        """For the engine: return ``messages`` as a list for the listener; a loop sets the current message.
+        """For the engine: return the listener's list of ``messages``; a loop over it sets the current one.
 
         Messages of an ``ArrowListener`` are returned unchanged.
         """
@@ -302,7 +302,9 @@ class DeliveryContext:
         self._current = message
 
     def broken_at(self, where: str) -> RocketMQError:
-        """For the engine, once ``broken`` is set: return the error that ends the query.
+        """For the engine: return the error that ends the query, made from the one in ``broken``.
+
+        Call this only if ``broken`` is not None.
 
         ``where`` describes the place in the queue, for the error's text. See row D5 of ``docs/semantics.md``.
         """

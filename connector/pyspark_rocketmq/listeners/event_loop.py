@@ -116,10 +116,10 @@ def _selector() -> selectors.BaseSelector:
 
 
 class _ExactEpoll(selectors.EpollSelector):
-    """Waits exactly for less than 0.1 s, where ``epoll_wait`` would round up to whole milliseconds.
+    """Makes waits below 0.1 s exact; ``epoll_wait`` rounds them up to whole milliseconds.
 
-    A millisecond is a fifth of a call that takes 5 ms. Also, rounded waits end at the same time, so that
-    calls wait for each other.
+    Rounding can make a call of 5 ms a fifth longer. It also lets several waits end at the same moment, and
+    then their calls wait for the loop's one thread.
     """
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:

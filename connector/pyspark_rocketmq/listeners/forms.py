@@ -115,7 +115,8 @@ def _take(key: str) -> tuple[_Opened, bool]:
 def _open(key: str, opened: _Opened, listener: Any, context: ListenerContext) -> None:
     """Open the listener for all users that wait for it; after a failure, the next new user tries again.
 
-    A failure is not raised here, but where users wait; only one that ends the process is raised here, too.
+    Each user gets a failure when it asks for the listener. This function itself raises only errors that end
+    the process.
     """
     try:
         made = listener() if isinstance(listener, type) else _once_closed(key, listener)
@@ -132,9 +133,9 @@ def _open(key: str, opened: _Opened, listener: Any, context: ListenerContext) ->
 
 
 def _once_closed(key: str, listener: Any) -> Any:
-    """Return ``listener`` when no ``close`` of it is running; wait a limited time for a slow one.
+    """Return the object ``listener`` once no ``close`` of it is running, or after 10 s with a warning.
 
-    Otherwise ``close`` would undo what ``open`` of the same object does. Only a class needs no such wait.
+    A ``close`` that still runs could undo what the next ``open`` of the same object does.
     """
     with _guard:
         closing = _closings.get(key)
@@ -252,12 +253,12 @@ def form_of(listener: object, consumer_group: str = "", *, orderly: bool = True)
 
 @dataclass(frozen=True, slots=True)
 class _Origin:
-    """The consumer that a listener belongs to."""
+    """The consumer that a listener belongs to, and the listener's key."""
 
     consumer_group: str
     is_orderly: bool
     key: str
-    """Identity of a listener that each process opens once; the same in every process."""
+    """Unique id of the listener, the same in every process, by which each process opens it only once."""
 
 
 def _form(listener: object, origin: _Origin) -> ListenerForm:
@@ -292,10 +293,11 @@ def _form(listener: object, origin: _Origin) -> ListenerForm:
 
 
 def _parameters_given(listener: object) -> int | None:
-    """Return with how many arguments ``listener.consume_message`` is called.
+    """Return the number of arguments with which ``consume_message`` of a listener is called.
 
-    For an object these are two: messages and context. For a class, a plain function also gets the object, so
-    these are three. None if a class does not show it, only its instance.
+    An object's method gets two: messages and context. A plain function in a class gets the object, too, so
+    the number is 3. None for a class whose attribute is neither a function nor a static or class method: only
+    an instance shows the number.
     """
     if not isinstance(listener, type):
         return 2
@@ -355,7 +357,7 @@ class Plain:
 
 @dataclass(frozen=True, slots=True)
 class OpenedOnce:
-    """A listener with a method ``consume_message``, which each process opens once, as for connections."""
+    """A listener with a method ``consume_message``; a process opens it once, so it can keep connections."""
 
     listener: Any
     """An object, or a class that each process instantiates."""

@@ -43,7 +43,7 @@ _PLAIN = (
     st.FloatType,
     st.DoubleType,
 )
-"""Types for which Arrow accepts the same values as Spark; others use Spark's own conversion."""
+"""Types whose checked values Arrow converts itself; values of other types take Spark's own conversion."""
 
 Row = tuple[Any, ...]
 """A queue offset, then one value per output column."""

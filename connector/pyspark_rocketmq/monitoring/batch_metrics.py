@@ -72,7 +72,7 @@ class BatchMetrics:
     at_s: float
     """Wall-clock second of these metrics: a moment after the end of the batch or the commit."""
     duration_s: float
-    """Duration of the batch; of a commit within it, the time since the metrics before."""
+    """Duration of the batch; for a commit within it, the time since the run's previous metrics or start."""
     rows: int | None
     """Rows added to the consumer's sink; None without a consumer, or if the batch was dropped."""
     queues: tuple[QueueMetrics, ...]

@@ -109,18 +109,18 @@ class StoredTimes:
         return {queue: bounds.max_offset for queue, bounds in statistics.items()}
 
     def last_known(self, positions: Mapping[MessageQueue, int]) -> dict[MessageQueue, float]:
-        """Return what the last :meth:`query` found for these queues, without asking a broker.
+        """Return the times that the last :meth:`query` found for these queues, without asking a broker.
 
-        A value is the wall-clock second at which the message at the position of that query was stored. Queues
-        for which it found nothing are left out.
+        A time belongs to the queue's position in that query, not to the one in ``positions``. Queues without
+        a known time are left out.
         """
         return {queue: stored for queue, (_, stored) in self._known.items() if queue in positions}
 
     def query(self, positions: Mapping[MessageQueue, int]) -> dict[MessageQueue, float]:
         """Return, by queue, the wall-clock second at which the message at its position was stored.
 
-        Brokers are asked only for positions that the previous call did not find. Queues whose brokers do not
-        answer, or have no such message, are left out.
+        Brokers are asked only for queues that have moved since the previous call, or had no time then. Queues
+        whose brokers do not answer, or have no such message, are left out.
         """
         self._known = {
             queue: known for queue, known in self._known.items() if positions.get(queue) == known[0]
