@@ -3,8 +3,8 @@
 Like Java's ``RemoteBrokerOffsetStore``: one number per queue, and the last writer wins. Consequences:
 
 * *Nothing is fenced.* A member that lost a queue still stores its offset, and so does a batch that began
-  before an operator's reset. A member does not lower an offset that it has read, but a higher one may have
-  been stored since: messages may come twice.
+  before an operator's reset. A member reads an offset and stores only a higher one. If another member stores
+  a still higher one between the two, that one is lost, and messages come twice.
 * *No attempts, no suspension.* So it cannot serve orderly consumers, or a sink that needs each row exactly
   once.
 * A broker that crashes loses, by default, the offsets of its last five seconds.

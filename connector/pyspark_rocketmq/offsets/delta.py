@@ -143,7 +143,7 @@ class DeltaOffsetStore(RowOffsetStore):
 
     @property
     def has_renewable_storage(self) -> bool:
-        """Whether the storage options come from a callable."""
+        """Whether the storage options come from a callable, which only this process has."""
         return self.storage.is_renewable
 
     def renew_storage(self) -> dict[str, str]:
@@ -307,9 +307,10 @@ class DeltaOffsetStore(RowOffsetStore):
 
     @contextmanager
     def _forgetting_handles(self) -> Iterator[None]:
-        """Forget the opened table if the block fails, so that the next use opens it again.
+        """Forget the opened table if the storage fails in the block, so that the next use opens it again.
 
-        A handle keeps its state even after the table was deleted.  A commit that came first is no failure.
+        A handle keeps its state even after the table was deleted. If only another commit came first
+        (FileExistsError), the table stays open.
         """
         try:
             yield

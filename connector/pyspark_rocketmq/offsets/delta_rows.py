@@ -27,9 +27,9 @@ VERSION_PROPERTY: Final = "pyspark_rocketmq.offsetTableVersion"
 NEWEST_VERSION: Final = 5
 """Version of the offset table that this release writes.
 
-Version 5 adds ``boundaries``. Earlier releases must refuse it for two more reasons: they would treat a row
-that remembers several messages (``RememberedMessages``) as damaged, and would mistake a message of which only
-the offset is known for another message.
+Version 5 adds column ``boundaries``, and column ``last_message`` may have several messages
+(``RememberedMessages``), or one of which only the offset is known. Earlier releases must refuse such a table:
+they would take a row with several messages for damaged, and a message known only by its offset for another.
 """
 DROPPED: Final[Mapping[str, str]] = {"uncommitted": "string"}
 """Columns (name → type) of earlier versions. A table that has them keeps them, and new rows have nulls."""

@@ -255,8 +255,8 @@ def _bak(main: Path) -> Path:
 def _replace(main: Path, content: bytes, *, keeps_main: bool) -> None:
     """Write the complete new file, and put it in the place of the old one.
 
-    The old one is kept as ``.bak`` if ``keeps_main``. A damaged one is not: until the new file is in its
-    place, the ``.bak`` is the only copy.
+    With ``keeps_main`` the old file becomes the ``.bak``. Without it the ``.bak`` stays as it is: if the old
+    file is damaged, the ``.bak`` is the only copy until the new file is in place.
     """
     new = main.with_name(f"{_NAME}.tmp")
     # A file of this name is left from a crash, or is somebody's link: remove it instead of writing into it.

@@ -69,13 +69,14 @@ def open_offset_store(
 ) -> OffsetStore:
     """Return the store that ``spec`` names.
 
-    ``group`` gives access to the brokers, for the kind that needs them; ``storage`` to a remote table.
+    ``group`` gives access to the brokers, which only ``broker:`` needs. ``storage`` gives access to a remote
+    table.
 
     Forms: ``delta:PATH``, a bare path or storage URI (the same), ``broker:``, ``file:PATH``, ``memory:NAME``
     (one store per name and process).
 
     Raises:
-        OptionError: If it names no store, or needs brokers and no ``group`` is given.
+        OptionError: If ``spec`` names no store, or is ``broker:`` and no ``group`` is given.
     """
     try:
         parsed = StoreSpec.parse(spec)

@@ -174,7 +174,7 @@ def _begun(row: OffsetRow, new: NewGeneration, now_s: float) -> OffsetRow:
 
 
 def apply_arrivals(before: Rows, arrived: Mapping[MessageQueue, int]) -> Change[None]:
-    """Record that brokers have stored these offsets; forget those sent earlier for the same queue."""
+    """Record that brokers have stored these offsets; forget offsets that were sent there before them."""
     known = {
         queue: before[queue]._replace(shown=before[queue].shown.since(offset))
         for queue, offset in arrived.items()
@@ -208,8 +208,8 @@ def apply_sink_records(
 ) -> Change[dict[MessageQueue, OffsetRow]]:
     """Remember the newest messages of sinks that are ahead of the rows; raise the epochs of these rows.
 
-    Unless ``is_fenced``, only rows that move get a new epoch. The result has the changed rows. See
-    ``OffsetStore.note_sinks``.
+    Without ``is_fenced``, only rows that continue in a sink's later generation get a new epoch. The result
+    has the changed rows. See ``OffsetStore.note_sinks``.
     """
     noted = {
         queue: row
@@ -289,7 +289,10 @@ def _following(row: OffsetRow, at_broker: int | None, before: OffsetRow | None) 
 
 
 def _moved(row: OffsetRow, next_offset: int, batch_id: int) -> OffsetRow:
-    """Return the row at ``next_offset``, in that offset's generation, without facts about the old offset."""
+    """Return the row moved to ``next_offset``, without facts about the old offset.
+
+    Below the offset at which its generation began, the row goes back to an earlier generation.
+    """
     count, boundaries, messages = row.boundaries.back_to(next_offset)
     state = QueueState(
         next_offset, row.epoch, last_message=row.state.last_message if messages is None else messages

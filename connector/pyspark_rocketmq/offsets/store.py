@@ -45,12 +45,14 @@ FOLLOWED = -3
 """``batch_id`` of a row whose offset was taken from the queue's broker, where another member of the group or
 an operator had stored it. No batch has moved the row since."""
 SKIPPED = -4
-"""``batch_id`` of a row that a member moved, such as beyond messages that were gone or to the queue's next
-generation, or that a command moved to a recorded offset or back to a sink's. No batch has moved the row
-since."""
+"""``batch_id`` of a row that a member or a command moved; no batch has moved it since.
+
+A member moves it, such as beyond lost messages or to the queue's next generation. A command moves it to a
+recorded offset, or back to a sink's watermark. A row with ``RESET`` or ``FOLLOWED`` gets this value when a
+sink is found to be ahead of it."""
 NOTED = -5
-"""``batch_id`` of a claimed row to which the newest message of a sink was added, because the sink was ahead,
-or of a row that was moved to a sink's later generation. No batch has moved the row since."""
+"""``batch_id`` of a row changed because a sink was ahead of it: a row with ``CLAIMED`` got the sink's newest
+message, or any row was moved to the sink's later generation. No batch has moved the row since."""
 FIRST_GENERATIONS: Final[Mapping[MessageQueue, int]] = MappingProxyType({})
 """Names no generation: each queue is in its first one (0), as if its offsets had never started again."""
 NO_ROWS: Final[Mapping[MessageQueue, OffsetRow]] = MappingProxyType({})
@@ -83,40 +85,41 @@ class OffsetKey(NamedTuple):
 class OffsetRow(NamedTuple):
     """Stored progress of one consumer group in one queue; its next offset is in ``state``.
 
-    ``shown``: the group's offsets that queries sent to the queue's broker or found there. ``sinks``: ids of
-    the tables of the sinks of the batch that last moved the row. ``boundaries``: offsets from which on the
-    queue has had other messages than before, such as after its topic was created again.
+    ``shown``: the group's offsets that Spark queries sent to the queue's broker, or found stored there.
+    ``sinks``: the sinks of the batch that last moved the row, with their tables' ids. ``boundaries``: offsets
+    from which on the queue has had other messages than before, such as after its topic was created again.
     """
 
     consumer_group: str
     queue: MessageQueue
     state: QueueState
-    """State of the queue. Its epoch is 1 at the first claim; every claim, reset, new generation and sink's
-    record adds 1."""
+    """State of the queue. Its epoch is 1 after the first claim or reset. Every later one adds 1, and so do
+    a new generation and a sink's record that fences (``OffsetStore.note_sinks``)."""
     owner: str
     """Client id that made the last claim; empty before the first one, if a reset or a sink's watermark
     created the row."""
     query_id: str
     """Query whose batch last moved the row; empty before the first commit, or if something else moved it."""
     batch_id: int
-    """Batch that last moved the row; ``RESET`` after a reset, ``CLAIMED`` if only a claim has set it,
-    ``FOLLOWED`` if somebody else moved it at its broker, ``SKIPPED`` if a member skipped messages, ``NOTED``
-    if a sink has set it."""
+    """Batch that last moved the row. Negative if something else did: ``RESET``, ``CLAIMED``, ``FOLLOWED``,
+    ``SKIPPED`` or ``NOTED``."""
     updated_at_s: float
-    """Wall-clock seconds; like all seconds of a row, whole microseconds."""
+    """Wall-clock second of the last claim, commit, move or sink's record; like all times of a row, rounded to
+    microseconds."""
     statistics: MetricsSnapshot = NO_METRICS
     """Statistics of consuming the queue in the last minute and hour; a claim clears them."""
     generation: int = 0
     """Generation of the queue's offsets, from 0; incremented only when they start again."""
     shown: ShownOffsets = NEVER_SHOWN
-    """Offsets that Spark queries sent to the queue's broker or found there; empty if it was never queried."""
+    """Offsets that Spark queries sent to the queue's broker or found stored there; empty if none asked it."""
     sinks: RecordedSinks = NO_SINKS
     """Sinks of the batch that last moved the row. Empty without sinks, after a reset, and after the row
     followed an offset at the broker."""
     boundaries: Boundaries = NO_BOUNDARIES
-    """Offsets from which on the queue has had other messages than before, as far as they matter.
+    """Offsets at which generations of the queue begin; empty if there is none to remember.
 
-    Empty once a message after the newest such start is consumed.
+    The starts of the row's generation and earlier ones are kept until a message of the row's generation is
+    consumed. The start of the next one is kept if the row was set back below it.
     """
 
     @property
@@ -151,8 +154,8 @@ class OffsetRow(NamedTuple):
     def may_be_followed(self) -> bool:
         """Whether the row may have been moved to an offset that somebody else stored at the broker.
 
-        True for ``FOLLOWED`` and for ``CLAIMED``, with which an earlier release marked such rows, too. A row
-        with ``CLAIMED`` remembers no message, or the one before its position.
+        True for ``FOLLOWED``, and for ``CLAIMED``, since an earlier release marked such rows with it. A row
+        with ``CLAIMED`` remembers at most one message: the one before its position.
         """
         return self.batch_id in {FOLLOWED, CLAIMED}
 
@@ -236,8 +239,8 @@ class NewGeneration(NamedTuple):
     inspects the queue itself."""
     next_offset: int
     boundary: int | None = None
-    """First offset at which the new log differs from the former one; None means ``next_offset``. The two are
-    different if the group was moved beyond that offset."""
+    """First offset at which the new log differs from the former one; None means ``next_offset``. It is below
+    ``next_offset`` if the group was moved beyond it."""
 
 
 class SinkRecord(NamedTuple):
@@ -315,8 +318,8 @@ class OffsetStore(Protocol):
             starts: The queues to claim, each with its start.
             generations: Generations of queues without a row; the first generation if not named.
             at_brokers: The group's offsets at the brokers; None if these were not queried.
-            rows_before: Rows read before the brokers were queried. Offsets that they record as sent are our
-                own, even if another member has committed further meanwhile.
+            rows_before: Rows read before the brokers were queried. An offset in ``at_brokers`` that they
+                record as sent was not stored by somebody else, even if the present rows no longer record it.
 
         Raises:
             OffsetError: If a start is negative, or above the highest one.
@@ -412,7 +415,7 @@ class RenewsStorage(Protocol):
 
     @property
     def has_renewable_storage(self) -> bool:
-        """Whether only this process can renew the options."""
+        """Whether the options can be renewed, by this process only; False if they never change."""
         ...
 
     def renew_storage(self) -> dict[str, str]:
