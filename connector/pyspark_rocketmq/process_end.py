@@ -1,9 +1,8 @@
 """Keeps a process from ending within the work of its background threads.
 
 When Python shuts down, a daemon thread that returns from native code is ended at that point; if that code is
-delta-rs or Arrow, the process crashes (exit code -11).  So the main thread waits, once it has ended, for
-calls that are under way and for threads that heed :data:`process_ends`, and other threads begin no more
-calls.
+delta-rs or Arrow, the process crashes (exit code -11). So Python's exit waits for calls that are under way
+and for threads passed to :func:`await_at_end`. Meanwhile, no other thread begins a call.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ logger = logging.getLogger(__name__)
 _WITHIN_S: Final = 30.0
 """Maximum time for which the end of the process waits for all calls and threads together."""
 process_ends: Final = threading.Event()
-"""Set when the main thread has ended, so that long background work stops at its next check."""
+"""Set when Python begins to exit, so that long background work stops at its next check."""
 _heeding: Final[WeakSet[threading.Thread]] = WeakSet()
 _changed: Final = threading.Condition()
 _under_way: set[threading.Thread] = set()

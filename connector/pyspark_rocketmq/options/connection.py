@@ -105,7 +105,7 @@ class ConnectionOptions(OptionSet):
 
     @classmethod
     def implied(cls, values: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the field ``namespace`` if the host of a cloud's instance implies it, else no field."""
+        """Return ``{"namespace": …}`` if the host name of a name server contains a namespace; else ``{}``."""
         return implied_namespace(values)
 
     def connection_problems(self) -> list[str]:

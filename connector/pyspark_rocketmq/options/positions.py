@@ -27,7 +27,7 @@ from pyspark_rocketmq.options.parsers import (
 )
 
 COMMITTED_OFFSET: Final = -3
-"""Number that stands for the committed offset of a group, where others are an offset or a time."""
+"""Number that means a group's committed offset; it takes the place of an offset or a time."""
 EARLIEST_OFFSET: Final = -2
 LATEST_OFFSET: Final = -1
 
@@ -57,7 +57,7 @@ class QueuePositions:
 
     @property
     def topics(self) -> set[str]:
-        """Topics for which, or for queues of which, there is a number besides the default."""
+        """Topics that have a number of their own, or have a queue with one."""
         return {queue.topic for queue in self.by_queue} | self.by_topic.keys()
 
 

@@ -81,7 +81,7 @@ class SendBatch:
         return SendBatch(self.destination, self.sys_flag, first, last, self.numbers[begin:end], parts, size)
 
     def _row(self, at: int) -> SinkRow:
-        """Decode the row at this index; its sharding key is known only if it is the first or the last one."""
+        """Return the row at this index; a row between the first and the last lacks its sharding key."""
         if at in {0, self.count - 1}:
             return self.last if at else self.first
         _, body, _, data = self.parts[at * _PIECES : (at + 1) * _PIECES]

@@ -166,8 +166,9 @@ class SinkRow(NamedTuple):
 class RowKeys:
     """The UNIQ_KEYs of a task's rows: the same for the same write, batch, partition and row.
 
-    32 hexadecimal digits like Java's: 20 of a hash, 12 of the row's number. The digits that hold the time in
-    Java are almost zero, so ``mqadmin queryMsgByUniqueKey`` searches from the beginning of the month.
+    32 hexadecimal digits, as in Java: 20 of a hash, then 12 of the row's number. In Java, the first eight of
+    these 12 are the time since the beginning of the month. Here they are almost zero, so ``mqadmin
+    queryMsgByUniqueKey`` searches from the beginning of the month.
     """
 
     def __init__(self, write_id: str, batch_id: int, partition_id: int) -> None:

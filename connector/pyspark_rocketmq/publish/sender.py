@@ -5,15 +5,15 @@ The thread that puts batches in does all the work; the callbacks of sends only l
 overtakes it. A retry after a lost answer may store a batch twice, one copy right after the other.
 
 Rule 1: a batch with its own queue is tried only on that queue. Any other batch moves to another broker's
-queue after a failure, after a refusal that another broker may not repeat, and from a queue that its topic no
+queue after a failure, after a refusal that another broker might not give, and from a queue that its topic no
 longer has. When each broker has refused it, any of them may be tried again. See rows G3 and G5 of
 ``docs/semantics.md``.
 Rule 2: a batch that may go anywhere waits for an idle queue, so that it never waits for a request that may
 hang: a broker that does not answer delays only its own batches.
 Rule 3: a batch that its broker refuses for its size is sent again in two halves, one after the other, down to
 single messages: only the broker knows its limit (``maxMessageSize``).
-Rule 4: when ``finish`` returns, every batch is acknowledged. When anything raises, the batches that were not
-reported may or may not be stored.
+Rule 4: when ``finish`` returns, every batch is acknowledged. When a method raises an error, any other batch
+that is not acknowledged may or may not be stored.
 """
 
 from __future__ import annotations

@@ -45,7 +45,9 @@ SeenRoutes = Mapping[str, TopicRoute]
 
 _QUERY_ID = "sql.streaming.queryId"
 _BATCH_ID = "streaming.sql.batchId"
-"""Local properties of every task of a stream (``StreamExecution``, ``MicroBatchExecution``)."""
+"""Spark's name of the number of a micro-batch, among the local properties of a stream's tasks.
+
+Source: ``StreamExecution``, ``MicroBatchExecution``."""
 
 
 def seen_routes(options: WriteOptions) -> SeenRoutes:

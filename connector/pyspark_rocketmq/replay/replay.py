@@ -64,7 +64,7 @@ _TASKS_END_S: Final = 2.0
 _TOPIC_NAME: Final = resource_name("topic", MAX_TOPIC_LENGTH)
 
 OnStep = Callable[[int, int], None]
-"""Called with the number of finished offsets and their total, before the first step and after each step."""
+"""Called before the first step and after each, with the numbers of finished offsets and of all offsets."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -93,7 +93,7 @@ class TargetTopic:
         self._queues = PatientLookup(self._producer, clock, options.retry_timeout_ms / 1000).queues(topic)
 
     def route(self) -> TopicRoute:
-        """Return the topic's route, for tasks whose name server may have just restarted.
+        """Return the topic's route for the tasks, whose name server may not have it just after a restart.
 
         Raises:
             RocketMQError: If the route is not available.

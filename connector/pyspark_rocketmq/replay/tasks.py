@@ -42,8 +42,8 @@ from pyspark_rocketmq.wire.requests.pull import PullRequest
 from pyspark_rocketmq.wire.requests.send import EncodedBatch, SendResult
 
 _STOOD_STILL_S: Final = 10.0
-"""Seconds without sending after which the target is read again: Spark may have started another attempt. It
-waits longer than this for an executor (``spark.network.timeout``)."""
+"""Seconds without sending after which the target is read again: Spark may have started another attempt. Spark
+waits longer than this for a silent executor (``spark.network.timeout``)."""
 
 Row = tuple[int, Message]
 """Source offset and the message to send."""
