@@ -238,7 +238,7 @@ def metrics_of_commit(
         query: The query's name, or its id if it has none.
         run_id: Id of the query's run.
         max_offsets: Ends of queues, as far as they are known.
-        since_s: Wall-clock second of the metrics before these, or of the run's start.
+        since_s: Wall-clock second of the run's previous metrics, or of its start if it has none.
         now_s: Wall clock.
     """
     acks = {ack.queue: ack for ack in report.acks}

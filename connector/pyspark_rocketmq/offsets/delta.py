@@ -6,7 +6,7 @@ newest snapshot, applies a pure rule to them, and overwrites the group's partiti
 Rule 1: Delta must check a commit against the same snapshot from which its rows were read. Refreshing a table
 handle changes its snapshot, so threads never share a handle.
 Rule 2: two writers of one group must always conflict; then the later one reads the newer rows and decides
-again. On a disk of this machine all commits conflict. Elsewhere delta-rs commits: the transaction id
+again. On a disk of this machine any two commits conflict. Elsewhere delta-rs commits: the transaction id
 ``offsets:GROUP`` in each commit makes writers of one group conflict, and the literal partition predicate
 keeps writers of different groups from conflicting.
 Rule 3: a commit may be stored although it ended with an error (delta-rs#2279). So after an error the rows are

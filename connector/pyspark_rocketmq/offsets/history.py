@@ -31,7 +31,7 @@ class StoredChange(NamedTuple):
     at_s: float
     """Wall-clock seconds, rounded to milliseconds."""
     consumer_group: str | None
-    """Group whose rows changed; None if another program wrote the version, perhaps for any group."""
+    """Group whose rows changed; None if another program wrote the version and may have changed any group."""
     action: str
     """Description of the change, without the group's name."""
 

@@ -110,7 +110,7 @@ def checked_rows(
     *,
     seen: Mapping[MessageQueue, OffsetRow],
 ) -> dict[MessageQueue, OffsetRow]:
-    """Return ``rows`` after a check that the store has no older state now than when ``seen`` was read.
+    """Check that the store has not gone back to an older state since ``seen`` was read; return ``rows``.
 
     If ``rows`` are older than ``seen``, the rows are read again, and these are returned if they are not
     older. With an older state a group could look new, and members that lost a queue could commit again. A
