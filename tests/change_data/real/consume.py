@@ -1,6 +1,6 @@
 """One Spark application that keeps tables of the lake: ``python -m tests.change_data.real.consume CONFIG_JSON``.
 
-Each table has a query and a group of its own, all on one topic. It runs until its standard input ends.
+It has several queries, each with a group of its own. It runs until its standard input ends.
 """
 
 from __future__ import annotations
@@ -17,11 +17,13 @@ from unittest.mock import patch
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
+from pyspark_rocketmq.change_data.routes import TableRoute
 from pyspark_rocketmq.consume.membership import MembershipTiming
 from pyspark_rocketmq.consumer import push_consumer
 from pyspark_rocketmq.model import ConsumeFromWhere
 from pyspark_rocketmq.offsets.delta import DeltaOffsetStore
 from pyspark_rocketmq.sinks.change_table.sink import ChangeTable
+from pyspark_rocketmq.sinks.change_table.tables import ChangeTables
 from tests.applications.quick_source import source_with
 from tests.helpers.spark_session import make_session
 
@@ -36,7 +38,7 @@ def main(config: Mapping[str, Any]) -> None:
     spark.sparkContext.setLogLevel("WARN")
     source = source_with(MembershipTiming(**config["timing"]))
     patch.object(push_consumer, "register", lambda spark: spark.dataSource.register(source)).start()
-    queries = [_start(spark, config, table) for table in config["tables"]]
+    queries = [_start(spark, config, query) for query in config["queries"]]
     stopping = threading.Thread(target=_stop_at_the_end_of_input, args=(queries,), daemon=True)
     stopping.start()
     spark.streams.awaitAnyTermination()
@@ -47,32 +49,31 @@ def main(config: Mapping[str, Any]) -> None:
     spark.stop()
 
 
-def _start(spark: SparkSession, config: Mapping[str, Any], table: Mapping[str, Any]) -> StreamingQuery:
+def _start(spark: SparkSession, config: Mapping[str, Any], query: Mapping[str, Any]) -> StreamingQuery:
     consumer = push_consumer.PushConsumer(
-        consumer_group=table["group"],
+        consumer_group=query["group"],
         name_servers=config["nameServers"],
-        offset_store=DeltaOffsetStore(table["offsets"]),
+        offset_store=DeltaOffsetStore(query["offsets"]),
         consume_from_where=ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET,
         # Many batches, so that more of them are killed.
         max_offsets_per_trigger=600,
         instance_name=config["instance"],
     )
-    for topic in config["topics"]:
-        consumer.subscribe(topic)
-    sink = ChangeTable(
-        table["path"],
-        keys=table["keys"],
-        envelope="debezium",
-        columns=table["columns"],
-        source_table=table["source"],
-        order=config["order"],
-        truncates="apply" if config["order"] == "source" else "ignore",
-        stored_as_scd_type=2 if table["hasHistory"] else 1,
-    )
-    name = Path(table["path"]).name
+    consumer.subscribe(query["topic"])
     return consumer.start(
-        spark, sink=sink, checkpoint=f"{config['checkpoint']}/{name}", trigger=config["trigger"]
+        spark,
+        sink=_sink(query),
+        checkpoint=f"{config['checkpoint']}/{query['name']}",
+        trigger=config["trigger"],
     )
+
+
+def _sink(query: Mapping[str, Any]) -> ChangeTable | ChangeTables:
+    settings = dict(query["sink"])
+    if not query["isForMany"]:
+        return ChangeTable(query["folder"], **settings)
+    routes = [TableRoute(**route) for route in settings.pop("routes")]
+    return ChangeTables(query["folder"], routes=routes, **settings)
 
 
 def _stop_at_the_end_of_input(queries: Sequence[StreamingQuery]) -> None:

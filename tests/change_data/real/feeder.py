@@ -1,17 +1,19 @@
-"""Debezium's engine, which feeds a topic as Debezium Server does: a process that can be killed.
+"""Debezium's engine, which feeds topics as Debezium Server and Canal do: a process that can be killed.
 
 python -m tests.change_data.real.feeder     # its jars into .cache/
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Self
 
 from psycopg.conninfo import conninfo_to_dict
 
 from pyspark_rocketmq.client.transport import Closing
+from tests.change_data.real.source_tables import SCHEMAS
 from tests.real_broker.artifacts import CACHE, fetch_jars, fetch_once
 from tests.real_broker.java_process import JavaProcess, java_command, java_environment
 
@@ -30,11 +32,30 @@ def fetch_debezium() -> Path:
     return fetch_once("Debezium", _HERE / "pom.xml", CACHE / "debezium-3.6.1")
 
 
+def fetch_canal() -> Path:
+    """Return the folder of Canal's jars; downloads them if they are not there yet.
+
+    Raises:
+        HarnessError: If Maven is missing or could not fetch them.
+    """
+    return fetch_once("Canal", _HERE / "canal.pom.xml", CACHE / "canal-1.1.8")
+
+
 class Feeder(Closing):
     """The process; killed, it starts again where it has noted to be, and sends the rest again."""
 
     def __init__(
-        self, folder: Path, *, database: str, name_servers: str, topic: str, seed: int, disturbed: float
+        self,
+        folder: Path,
+        *,
+        database: str,
+        name_servers: str,
+        topic: str,
+        canal_topic: str,
+        canal_queues: int,
+        canal_tables: Collection[str],
+        seed: int,
+        disturbed: float,
     ) -> None:
         """Prepare it.
 
@@ -42,18 +63,26 @@ class Feeder(Closing):
             folder: Folder for its settings, position and log.
             database: Connection string of PostgreSQL.
             name_servers: Addresses of the cluster.
-            topic: Topic that gets the changes of all tables.
+            topic: Topic that gets the changes of all tables but ``canal_tables``.
+            canal_topic: Topic that gets the changes of these, as the messages of Canal.
+            canal_queues: Number of the queues of this topic.
+            canal_tables: Names of tables, after those of their schemas.
             seed: Seed of what is swapped and sent again.
             disturbed: Share of the messages that are sent too early, and of those that are sent twice.
         """
         self._folder = folder
         self._end = folder / "end-of-feed"
+        self._counts = folder / "feed.counts"
         self._settings = {
             **_debezium(conninfo_to_dict(database), folder),
             "feed.name.servers": name_servers,
             "feed.topic": topic,
+            "feed.canal.topic": canal_topic,
+            "feed.canal.queues": canal_queues,
+            "feed.canal.tables": ",".join(f"_{name.replace('.', '_')}" for name in canal_tables),
             "feed.last.table": f"_{LAST_TABLE}",
-            "feed.end": str(self._end),
+            "feed.end": self._end,
+            "feed.counts": self._counts,
             "feed.disturbed": str(disturbed),
         }
         self._seed = seed
@@ -71,7 +100,7 @@ class Feeder(Closing):
         file = self._folder / "feed.properties"
         file.write_text("".join(f"{name}={value}\n" for name, value in settings.items()), encoding="utf-8")
         command = java_command(self._folder, str(_HERE / "FeedDebezium.java"), [str(file)], heap=_HEAP)
-        environment = java_environment([fetch_debezium() / "*", fetch_jars() / "*"])
+        environment = java_environment([fetch_debezium() / "*", fetch_jars() / "*", fetch_canal() / "*"])
         self._process = JavaProcess(command, environment, self._folder / "feed.log")
 
     def kill(self) -> None:
@@ -86,8 +115,12 @@ class Feeder(Closing):
 
     @property
     def has_sent_all(self) -> bool:
-        """Whether it has sent everything before the row of :data:`LAST_TABLE`."""
+        """True once it has sent everything before the row of :data:`LAST_TABLE`."""
         return self._end.exists()
+
+    def counts(self) -> Counter[str]:
+        """Return what it has sent and how, but for batches during which it was killed."""
+        return counted(self._counts.read_text(encoding="utf-8").splitlines())
 
     def log_tail(self) -> str:
         """Return the end of what it printed."""
@@ -96,6 +129,15 @@ class Feeder(Closing):
     def close(self) -> None:
         """Leave no process behind."""
         self.kill()
+
+
+def counted(lines: Iterable[str]) -> Counter[str]:
+    """Return the sums of the numbers in lines such as ``sends swapped=3``, by name."""
+    counts: Counter[str] = Counter()
+    for line in lines:
+        name, _, number = line.partition("=")
+        counts[name] += int(number)
+    return counts
 
 
 def _debezium(database: Mapping[str, object], folder: Path) -> dict[str, object]:
@@ -109,7 +151,7 @@ def _debezium(database: Mapping[str, object], folder: Path) -> dict[str, object]
         "database.dbname": database["dbname"],
         "plugin.name": "pgoutput",
         "publication.autocreate.mode": "filtered",
-        "schema.include.list": "shop",
+        "schema.include.list": ",".join(SCHEMAS),
         "topic.prefix": "proof",
         "topic.delimiter": "_",
         "tombstones.on.delete": "false",
@@ -127,3 +169,4 @@ def _debezium(database: Mapping[str, object], folder: Path) -> dict[str, object]
 
 if __name__ == "__main__":
     fetch_debezium()
+    fetch_canal()

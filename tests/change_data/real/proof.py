@@ -1,11 +1,13 @@
 """Tables of the lake that must equal those of a real PostgreSQL: ``python -m tests.change_data.real.proof``.
 
-Debezium's engine feeds a topic of a real RocketMQ while random transactions run. Two applications consume it
-into change tables, and share the queues. Some messages are swapped, some sent twice. Applications stop, are
-killed and paused all the while, brokers are stopped, and Debezium is killed. At the end each table of the
-lake must equal its source, value by value, and each history must have all versions that the database had. A
-change table that trusts the order of queues must differ: else this program would see nothing. The seed
-decides the transactions, how messages are disturbed, and the faults.
+Debezium's engine feeds topics of a real RocketMQ while random transactions run, one of them by Canal's own
+classes. Two applications consume them into change tables and histories, and share the queues: several tables
+by one query, shards that become one table, a table without a key. Some messages are swapped, some sent twice.
+Columns are added and renamed, types change, tables are truncated. Applications stop, are killed and paused all
+the while, brokers are stopped, and Debezium is killed. At the end each table of the lake must equal its source,
+value by value, and each history must have all versions that the database had. A change table that trusts the
+order of queues must differ: else this program would see nothing. The seed decides the transactions, how
+messages are disturbed, and the faults.
 """
 
 from __future__ import annotations
@@ -17,23 +19,15 @@ import shutil
 import sys
 import tempfile
 import time
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from functools import partial
 from itertools import accumulate, cycle
 from operator import itemgetter
 from pathlib import Path
-from typing import Any, NamedTuple
-
-from deltalake import DeltaTable
 
 from pyspark_rocketmq.model import MessageQueue
-from pyspark_rocketmq.offsets.delta import _read_rows
-from pyspark_rocketmq.offsets.store import OffsetRow
-from pyspark_rocketmq.sinks.change_table.columns import HIDDEN
-from pyspark_rocketmq.sinks.change_table.compaction import POSITION
-from pyspark_rocketmq.sinks.change_table.versions import END_AT
 from tests.applications.chaos import FORGETFUL_S, TIMING
 from tests.applications.event_threads import EventThreads
 from tests.applications.running_application import (
@@ -45,8 +39,11 @@ from tests.applications.running_application import (
 )
 from tests.applications.schedule import NAME_SERVER, Event, Kind, schedule
 from tests.applications.slot import Slot
+from tests.change_data.real.differences import differing_rows, differing_versions, union
 from tests.change_data.real.feeder import Feeder
-from tests.change_data.real.source_tables import DOCUMENTS, ORDERS, Row, SourceTable, Version, Workload
+from tests.change_data.real.lake import CANAL, DATABASE, DEBEZIUM, QUERIES, Lake, LakeQuery, LakeTable
+from tests.change_data.real.source_tables import Row, SourceTable
+from tests.change_data.real.workload import Workload
 from tests.helpers.cluster import ClusterUnderTest
 from tests.helpers.queue_ends import queue_ends
 from tests.postgres.server import Postgres
@@ -66,103 +63,6 @@ _LOOKS_S = 1.0
 _FAULTS = ("applications", "servers")
 _PACES = (EVERY_SECOND, Pace({"processingTime": "0 seconds"}))
 _POSTGRES = {"wal_level": "logical", "max_replication_slots": "4", "max_wal_senders": "4"}
-
-
-class LakeTable(NamedTuple):
-    """A table of the lake, with a consumer group of its own."""
-
-    source: SourceTable
-    has_history: bool = False
-    """Whether it keeps all versions of each row."""
-
-    @property
-    def name(self) -> str:
-        """Its name, which its group has as well."""
-        return f"{self.source.name}-history" if self.has_history else self.source.name
-
-
-class LakeTables:
-    """The lake's tables with the groups that consume them, in one order of changes."""
-
-    def __init__(self, folder: Path, tables: Sequence[LakeTable], order: str) -> None:
-        self._folder = folder / order
-        self.tables = tables
-        self._order = order
-
-    @property
-    def settings(self) -> dict[str, object]:
-        """Settings of the applications."""
-        return {
-            "order": self._order,
-            "tables": [
-                {
-                    "group": self._group(table),
-                    "offsets": str(self._offsets(table)),
-                    "path": str(self._path(table)),
-                    "source": f"postgres.shop.{table.source.name}",
-                    "keys": table.source.keys,
-                    "columns": table.source.columns,
-                    "hasHistory": table.has_history,
-                }
-                for table in self.tables
-            ],
-        }
-
-    def behind(self, ends: Mapping[MessageQueue, int]) -> list[str]:
-        """Return the queues that are not yet consumed."""
-        return [
-            f"{table.name}: {queue} of {end}"
-            for table in self.tables
-            for queue, end in ends.items()
-            if (row := self.progress(table).get(queue)) is None or row.next_offset < end
-        ]
-
-    def owners(self) -> set[str]:
-        """Return the client ids of those who have queues of every table."""
-        first, *others = ({row.owner for row in self.progress(table).values()} for table in self.tables)
-        return first.intersection(*others)
-
-    def progress(self, table: LakeTable) -> Mapping[MessageQueue, OffsetRow]:
-        """Return the offsets of a table's group."""
-        path = self._offsets(table)
-        return _read_rows(DeltaTable(path), self._group(table)) if DeltaTable.is_deltatable(str(path)) else {}
-
-    def rows(self, table: LakeTable) -> dict[Row, Row]:
-        """Return a table by key.
-
-        Raises:
-            AssertionError: If a key has two rows.
-        """
-        found = [row for row, _ in self._read(table)]
-        by_key = {row[: len(table.source.keys)]: row for row in found}
-        assert len(by_key) == len(found), f"a key of {table.name} has two rows"
-        return by_key
-
-    def versions(self, table: LakeTable) -> dict[Row, list[Version]]:
-        """Return the versions of each key of a history, in their order."""
-        found: dict[Row, list[tuple[str, Version]]] = defaultdict(list)
-        for row, hidden in self._read(table):
-            version = Version(row, is_current=hidden[END_AT] is None)
-            found[row[: len(table.source.keys)]].append((hidden[POSITION], version))
-        return {
-            key: [version for _, version in sorted(each, key=itemgetter(0))] for key, each in found.items()
-        }
-
-    def _read(self, table: LakeTable) -> list[tuple[Row, Mapping[str, Any]]]:
-        """Return all rows, each with its hidden columns."""
-        stored = DeltaTable(self._path(table)).to_pyarrow_table()
-        names = table.source.column_names
-        assert {*stored.column_names} - HIDDEN == {*names}
-        return [(tuple(row[name] for name in names), row) for row in stored.to_pylist()]
-
-    def _group(self, table: LakeTable) -> str:
-        return f"{table.name}-by-{self._order}"
-
-    def _offsets(self, table: LakeTable) -> Path:
-        return self._folder / f"{table.name}-offsets"
-
-    def _path(self, table: LakeTable) -> Path:
-        return self._folder / table.name
 
 
 class Disturbance:
@@ -236,6 +136,17 @@ def _kills_of_feeder(seed: int, seconds: float) -> list[float]:
     return [at_s for at_s in kills if at_s < seconds - 5.0]
 
 
+def alteration_times(
+    seed: int, seconds: float, tables: Sequence[SourceTable]
+) -> list[tuple[float, SourceTable]]:
+    """Return when a table has its next alteration, in seconds; the first such moment is the first element."""
+    by = random.Random(seed)
+    return sorted(
+        ((by.uniform(0.1, 0.8) * seconds, table) for table in tables for _ in table.alterations),
+        key=itemgetter(0),
+    )
+
+
 class Proof:
     """One run."""
 
@@ -246,21 +157,35 @@ class Proof:
         folder: Path,
         *,
         seed: int,
-        tables: Sequence[LakeTable],
+        queries: Sequence[LakeQuery],
         truncates: bool,
     ) -> None:
         self._folder = folder
         self._cluster = cluster
         self._seed = seed
-        self._topic = cluster.create_topic("changes", queues=_QUEUES)
-        self._tables = tables
-        sources = list(dict.fromkeys(table.source for table in tables))
-        self._workload = Workload(postgres.connect, random.Random(seed), sources, truncates=truncates)
+        self._topics = {
+            envelope: cluster.create_topic(f"changes-{envelope}", queues=_QUEUES)
+            for envelope in (DEBEZIUM, CANAL)
+        }
+        self._queries = queries
+        self._truncates = truncates
+        tables = {source: query.envelope for query in queries for source in query.sources}
+        shards = [
+            source
+            for query in queries
+            for table in query.tables
+            if table.is_merged
+            for source in table.sources
+        ]
+        self._workload = Workload(postgres.connect, random.Random(seed), [*tables], shards)
         self._feeder = Feeder(
             folder,
             database=postgres.address,
             name_servers=cluster.name_servers,
-            topic=self._topic,
+            topic=self._topics[DEBEZIUM],
+            canal_topic=self._topics[CANAL],
+            canal_queues=_QUEUES * len(cluster.broker_addresses),
+            canal_tables=[table.full_name for table, envelope in tables.items() if envelope == CANAL],
             seed=seed,
             disturbed=_DISTURBED,
         )
@@ -274,22 +199,23 @@ class Proof:
         for _ in range(_FIRST_ROWS):
             self._workload.step()
         self._workload.begin_history()
-        lake = LakeTables(self._folder, self._tables, "source")
+        lake = Lake(self._folder, self._queries, "source", self._topics)
         slots = self._slots(lake, ["one", "two"])
         with self._feeder, self._running(slots):
             for slot in slots.values():
                 slot.await_member()
             self._say("transactions begin")
-            self._work(slots, seconds)
+            self._work(lake, slots, seconds)
             self._workload.finish()
             wait_patiently(self._is_fed, _DRAIN_S, reason="the last change's message")
             self._drain(lake, slots)
+        self.counts += self._workload.counts + self._feeder.counts()
         return self._differences(lake)
 
     def differences_by_queue(self) -> list[str]:
         """Return the differences of tables for which the order of queues decides."""
-        tables = [table for table in self._tables if not table.has_history]
-        lake = LakeTables(self._folder, tables, "queue")
+        queries = [query for query in self._queries if not query.has_history and not query.is_for_many]
+        lake = Lake(self._folder, queries, "queue", self._topics)
         self._say("consuming by the order of queues")
         slots = self._slots(lake, ["one"])
         with self._running(slots):
@@ -311,7 +237,7 @@ class Proof:
             for slot in slots.values():
                 slot.close()
 
-    def _work(self, slots: Mapping[str, Slot], seconds: float) -> None:
+    def _work(self, lake: Lake, slots: Mapping[str, Slot], seconds: float) -> None:
         disturbance = Disturbance(
             self._cluster,
             slots,
@@ -323,20 +249,28 @@ class Proof:
         )
         self.counts += disturbance.counts
         began_s = time.monotonic()
-        is_altered = False
+        alterations = alteration_times(self._seed, seconds, self._workload.tables)
         with closing(disturbance):
             while (now_s := time.monotonic() - began_s) < seconds:
                 self._workload.step()
                 self._is_fed()
                 disturbance.look()
                 time.sleep(_PAUSE_S)
-                if now_s > seconds / 3 and not is_altered:
-                    is_altered = True
-                    self._workload.add_columns()
-                    self._say("a column more in each table")
+                if self._truncates and not self._workload.truncates and lake.has_all():
+                    # A query for many tables ends if a table that it has not made yet is truncated.
+                    self._say("truncations begin")
+                    self._workload.truncates = True
+                while alterations and now_s >= alterations[0][0]:
+                    self._alter(alterations.pop(0)[1])
             disturbance.finish()
+        for _, table in alterations:
+            self._alter(table)
         self.counts["committed transactions"] = self._workload.committed
         self.counts["rolled back"] = self._workload.rolled_back
+
+    def _alter(self, table: SourceTable) -> None:
+        alteration = self._workload.alter(table)
+        self._say(f"{table.full_name}: {alteration.kind}: {alteration.column}")
 
     def _is_fed(self) -> bool:
         if self._feeder.has_ended and not self._feeder.has_sent_all:
@@ -346,12 +280,12 @@ class Proof:
             self._feeder.start()
         return self._feeder.has_sent_all
 
-    def _slots(self, lake: LakeTables, names: Sequence[str]) -> dict[str, Slot]:
+    def _slots(self, lake: Lake, names: Sequence[str]) -> dict[str, Slot]:
         group = Group(
             name_servers=self._cluster.name_servers,
-            topic=self._topic,
+            topic="unused",
             group="unused",
-            folder=self._folder / str(lake.settings["order"]),
+            folder=lake.folder,
             timing=TIMING,
         )
         group.folder.mkdir(parents=True, exist_ok=True)
@@ -362,7 +296,7 @@ class Proof:
             for name in names
         }
 
-    def _drain(self, lake: LakeTables, slots: Mapping[str, Slot]) -> None:
+    def _drain(self, lake: Lake, slots: Mapping[str, Slot]) -> None:
         """Wait until all messages are consumed, and stop the applications in good order."""
         ends = self._ends()
         self.counts["messages"] = sum(ends.values())
@@ -378,20 +312,30 @@ class Proof:
             slot.stop()
 
     def _ends(self) -> dict[MessageQueue, int]:
-        return queue_ends(self._cluster.name_servers, self._cluster.broker_addresses, self._topic)
+        addresses = self._cluster.name_servers, self._cluster.broker_addresses
+        ends = [queue_ends(*addresses, topic) for topic in self._topics.values()]
+        return {queue: end for each in ends for queue, end in each.items()}
 
-    def _differences(self, lake: LakeTables) -> list[str]:
+    def _differences(self, lake: Lake) -> list[str]:
         found = []
-        for table in lake.tables:
-            if table.has_history:
-                there = lake.versions(table)
-                self.counts[f"versions of {table.source.name}"] = sum(map(len, there.values()))
-                found += _differing_versions(table, self._workload.versions(table.source), there)
-            else:
-                here = self._workload.rows(table.source)
-                self.counts[f"rows of {table.name}"] = len(here)
-                found += _differences(table.source, here, lake.rows(table))
+        for query in lake.queries:
+            for table in query.tables:
+                name = query.name if table.folder == "." else table.folder
+                if table.has_history:
+                    versions = lake.versions(query, table)
+                    self.counts[f"versions in {name}"] = sum(map(len, versions.values()))
+                    found += differing_versions(name, self._workload.versions(table.source), versions)
+                else:
+                    rows = self._rows(table)
+                    self.counts[f"rows in {name}"] = len(rows)
+                    found += differing_rows(name, table.columns, rows, lake.rows(query, table))
         return found
+
+    def _rows(self, table: LakeTable) -> Mapping[Row, Row]:
+        """Return the rows that a table of the lake must have."""
+        if not table.is_merged:
+            return self._workload.rows(table.source)
+        return union({(DATABASE, each.full_name): self._workload.rows(each) for each in table.sources})
 
     def _problem(self, text: str) -> None:
         self._say(f"PROBLEM: {text}")
@@ -402,53 +346,12 @@ class Proof:
         sys.stdout.flush()
 
 
-def _differences(table: SourceTable, here: Mapping[Row, Row], there: Mapping[Row, Row]) -> list[str]:
-    """Return what a table of the lake has otherwise than its source."""
-    found = [f"{table.name} {key}: missing" for key in here.keys() - there.keys()]
-    found += [f"{table.name} {key}: deleted, but there" for key in there.keys() - here.keys()]
-    for key in here.keys() & there.keys():
-        for name, wanted, got in zip(table.column_names, here[key], there[key], strict=True):
-            if not _is_same(wanted, got):
-                found.append(f"{table.name} {key} {name}: {_shown(got)} instead of {_shown(wanted)}")
-    return found
-
-
-def _differing_versions(
-    table: LakeTable, here: Mapping[Row, Sequence[Version]], there: Mapping[Row, Sequence[Version]]
-) -> list[str]:
-    """Return what a history of the lake has otherwise than the database had it.
-
-    It may lack the first versions of a row, if they had ended when Debezium read the table.
-    """
-    found = []
-    for key in here.keys() | there.keys():
-        wanted, got = here.get(key, ()), there.get(key, ())
-        missing = len(wanted) - len(got)
-        if missing < 0 or any(not each.may_be_missing for each in wanted[:missing]):
-            found.append(f"{table.name} {key}: {len(got)} versions instead of {len(wanted)}")
-            continue
-        for number, (one, other) in enumerate(zip(wanted[missing:], got, strict=True)):
-            if one.is_current != other.is_current or not all(map(_is_same, one.row, other.row)):
-                found.append(f"{table.name} {key}: version {number} is {_shown(other)}, not {_shown(one)}")
-    return found
-
-
-def _is_same(wanted: Any, got: Any) -> bool:
-    # True equals 1, and 1 equals Decimal(1).
-    return type(wanted) is type(got) and bool(wanted == got)
-
-
-def _shown(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) < 60 else f"{text[:60]}… ({len(text)} characters)"
-
-
 def prove(
     folder: Path,
     *,
     seed: int,
     seconds: float,
-    tables: Sequence[LakeTable],
+    queries: Sequence[LakeQuery],
     by_queue: bool,
 ) -> tuple[list[str], list[str], Counter[str]]:
     """Run everything; return what is wrong, differences by the order of queues, and counts of what happened."""
@@ -458,7 +361,7 @@ def prove(
     ):
         cluster = ClusterUnderTest(real, "real")
         # The order of queues has none for truncations.
-        proof = Proof(cluster, postgres, folder, seed=seed, tables=tables, truncates=not by_queue)
+        proof = Proof(cluster, postgres, folder, seed=seed, queries=queries, truncates=not by_queue)
         try:
             differences = proof.run(seconds)
             by_queue_differences = proof.differences_by_queue() if by_queue else []
@@ -483,7 +386,7 @@ def main() -> None:
         folder,
         seed=seed,
         seconds=chosen.seconds,
-        tables=(LakeTable(ORDERS), LakeTable(ORDERS, has_history=True), LakeTable(DOCUMENTS)),
+        queries=QUERIES,
         by_queue=chosen.by_queue,
     )
     sys.stdout.write("".join(f"{name}: {number}\n" for name, number in counts.items()))

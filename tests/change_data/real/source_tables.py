@@ -1,102 +1,115 @@
-"""Tables of a PostgreSQL and random transactions on them, by a seed."""
+"""Tables of a PostgreSQL: their columns, how these change meanwhile, and random values, by a seed."""
 
 from __future__ import annotations
 
 import random
 import string
 import uuid
-from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
+from enum import StrEnum
 from typing import Any, LiteralString, NamedTuple
 
-import psycopg
 from psycopg import sql
 from psycopg.types.json import Jsonb
 
-from tests.change_data.real.feeder import LAST_TABLE
-
-SCHEMA = "shop"
-Connection = psycopg.Connection[Any]
+SCHEMAS: tuple[LiteralString, ...] = ("shop", "west")
 Row = tuple[Any, ...]
-Values = Mapping[str, Any]
 _TENANTS, _NUMBERS = 2, 25
 _TEXTS = ("", "grün", "漢字 😀", 'a "quoted" \\ line\nand another', "null", "0", " ")
 _BIG = 4_000
 """Characters of a value that PostgreSQL stores apart (TOAST), and leaves out of later changes."""
-_LOCK_MS = 50
-_NOTES = "notes"
-"""Schema of the tables with all changes."""
-_NOTING: tuple[LiteralString, ...] = (
-    "CREATE TABLE {notes} AS SELECT nextval('notes.number') AS number, 'INSERT' AS what, * FROM {table}",
-    # A change of the key deletes a row and inserts another one, as it does for Debezium.
-    """
-    CREATE FUNCTION {note}() RETURNS trigger LANGUAGE plpgsql AS $$
-    BEGIN
-        IF TG_OP = 'TRUNCATE' THEN
-            INSERT INTO {notes} (number, what) VALUES (nextval('notes.number'), 'TRUNCATE');
-            RETURN NULL;
-        END IF;
-        IF TG_OP = 'DELETE' OR (TG_OP = 'UPDATE' AND {old_key} IS DISTINCT FROM {new_key}) THEN
-            INSERT INTO {notes} SELECT nextval('notes.number'), 'DELETE', OLD.*;
-        END IF;
-        IF TG_OP <> 'DELETE' THEN
-            INSERT INTO {notes} SELECT nextval('notes.number'), 'INSERT', NEW.*;
-        END IF;
-        RETURN NULL;
-    END $$
-    """,
-    "CREATE TRIGGER rows AFTER INSERT OR UPDATE OR DELETE ON {table} FOR EACH ROW EXECUTE FUNCTION {note}()",
-    "CREATE TRIGGER all_rows AFTER TRUNCATE ON {table} FOR EACH STATEMENT EXECUTE FUNCTION {note}()",
-)
 
 
-class Column(NamedTuple):
-    """A column of the database."""
+class Alter(StrEnum):
+    """Kinds of statements that change a column."""
 
-    name: str
-    type: LiteralString
+    ADD = "columns added"
+    WIDEN = "types changed"
+    RENAME = "columns renamed"
+
+
+class Alteration(NamedTuple):
+    """A change of a column while transactions run."""
+
+    kind: Alter
+    column: str
+    """Name of the column from then on."""
+    statement: LiteralString
     make: Callable[[random.Random], Any]
+    """Makes the column's values from then on."""
+    former: str | None = None
+    """Name of a renamed column until then.
+
+    Afterwards every row is written again: the lake takes it for a new column, which has no values yet.
+    """
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class SourceTable:
-    """A table of the database and of the lake."""
+    """A table of the database."""
 
+    schema: LiteralString = "shop"
     name: str
     statements: Sequence[LiteralString]
     """Statements that make it; the last ones may alter it."""
     keys: tuple[str, ...]
     columns: str
-    """Columns of the lake's table, in Spark's form; more than there are at first."""
+    """Columns in the lake, in Spark's form: those that the table has in the end."""
     casts: Mapping[str, LiteralString] = field(default_factory=dict)
     """Columns that are read as another type, which the lake's table has."""
     big: frozenset[str]
     """Columns with big values."""
     has_full_identity: bool
     """Whether changes have all values of the row before them, those that are stored apart included."""
-    added: Column
-    """The column that is added while changes are made."""
+    alterations: Sequence[Alteration]
+    """Changes of the columns while transactions run, in this order."""
+    is_truncated: bool = True
+    """True if it may be truncated: one of several tables that become one may not."""
     key: Callable[[random.Random], Row]
     values: Callable[[random.Random], dict[str, Any]]
+    """Makes values of the columns that the table has at first, besides those of the key."""
+
+    @property
+    def full_name(self) -> str:
+        """Its name after that of its schema."""
+        return f"{self.schema}.{self.name}"
 
     @property
     def column_names(self) -> list[str]:
-        """The names of the lake's columns."""
+        """Names of its columns in the end, those of the key first."""
         return [each.split()[0] for each in self.columns.split(", ")]
+
+    @property
+    def first_columns(self) -> str:
+        """Columns that it has at first, in Spark's form."""
+        added = self.absent_after(0)
+        return ", ".join(each for each in self.columns.split(", ") if each.split()[0] not in added)
+
+    @property
+    def former_names(self) -> frozenset[str]:
+        """Names of columns that are renamed; the lake's table keeps them."""
+        return frozenset(each.former for each in self.alterations if each.former is not None)
 
     @property
     def in_database(self) -> sql.Identifier:
         """Its name in statements."""
-        return sql.Identifier(SCHEMA, self.name)
+        return sql.Identifier(self.schema, self.name)
 
-    @property
-    def notes(self) -> sql.Identifier:
-        """Name of the table with all its changes."""
-        return sql.Identifier(_NOTES, self.name)
+    def absent_after(self, altered: int) -> frozenset[str]:
+        """Return which of its last columns it lacks after its first ``altered`` alterations."""
+        coming = self.alterations[altered:]
+        return frozenset(each.column for each in coming if each.kind is not Alter.WIDEN)
+
+    def values_after(self, altered: int, by: random.Random) -> dict[str, Any]:
+        """Make values of the columns that it has after its first ``altered`` alterations."""
+        values = self.values(by)
+        for alteration in self.alterations[:altered]:
+            values.pop(alteration.former or "", None)
+            values[alteration.column] = alteration.make(by)
+        return values
 
 
 def _text(by: random.Random) -> str | None:
@@ -112,12 +125,29 @@ def _moment(by: random.Random) -> datetime:
     return datetime(1970, 1, 1, tzinfo=UTC) + timedelta(microseconds=by.randrange(-(2**51), 2**51))
 
 
+def _price(by: random.Random) -> Decimal | None:
+    return by.choice([None, Decimal(by.randrange(-(10**12) + 1, 10**12)).scaleb(-2)])
+
+
+def _int(by: random.Random) -> int | None:
+    return by.choice([None, by.randrange(-(2**31), 2**31)])
+
+
+def _bigint(by: random.Random) -> int | None:
+    return by.choice([None, by.randrange(-(2**63), 2**63)])
+
+
+def _added(column: str, statement: LiteralString, make: Callable[[random.Random], Any]) -> Alteration:
+    return Alteration(Alter.ADD, column, statement, make)
+
+
 def _order(by: random.Random) -> dict[str, Any]:
     return {
-        "price": by.choice([None, Decimal(by.randrange(-(10**12) + 1, 10**12)).scaleb(-2)]),
+        "price": _price(by),
         "note": _big_text(by),
         "changed": by.choice([None, _moment(by)]),
         "raw": by.choice([None, by.randbytes(by.randrange(20))]),
+        "code": _int(by),
     }
 
 
@@ -130,25 +160,72 @@ def _document(by: random.Random) -> dict[str, Any]:
         "day": by.choice([None, date(1900, 1, 1) + timedelta(days=by.randrange(80_000))]),
         "big": by.choice([None, Decimal(by.randrange(-(10**38) + 1, 10**38)).scaleb(-10)]),
         "flag": by.choice([None, True, False]),
-        "amount": by.choice([None, by.randrange(-(2**63), 2**63)]),
+        "amount": _bigint(by),
         "moment": by.choice([None, _moment(by).replace(tzinfo=None)]),
     }
+
+
+def _cart(by: random.Random) -> dict[str, Any]:
+    return {"owner": _text(by), "note": _big_text(by), "quantity": _int(by), "total": _price(by)}
+
+
+def _visit(by: random.Random) -> dict[str, Any]:
+    return {"label": _text(by), "page": _big_text(by), "seen": by.choice([None, _moment(by)])}
+
+
+def _item(by: random.Random) -> dict[str, Any]:
+    return {"name": _text(by), "note": _big_text(by), "price": _price(by), "stock": _int(by)}
+
+
+def _shard(schema: LiteralString, name: str) -> SourceTable:
+    return SourceTable(
+        schema=schema,
+        name=name,
+        statements=(
+            (
+                "CREATE TABLE {table} (id int PRIMARY KEY, owner text, note text, quantity int, "
+                "total numeric(12,2))"
+            ),
+            "ALTER TABLE {table} ALTER COLUMN note SET STORAGE EXTERNAL",
+        ),
+        keys=("id",),
+        columns="id int, holder string, note string, quantity int, total decimal(12,2), extra string",
+        big=frozenset({"note"}),
+        has_full_identity=False,
+        alterations=(
+            Alteration(
+                Alter.RENAME, "holder", "ALTER TABLE {table} RENAME COLUMN owner TO holder", _text, "owner"
+            ),
+            _added("extra", "ALTER TABLE {table} ADD COLUMN extra text", _text),
+            # The lake's table has the type of the first shard's first change, so values still fit it.
+            Alteration(
+                Alter.WIDEN, "quantity", "ALTER TABLE {table} ALTER COLUMN quantity TYPE bigint", _int
+            ),
+        ),
+        is_truncated=False,
+        key=lambda by: (by.randrange(_NUMBERS),),
+        values=_cart,
+    )
 
 
 ORDERS = SourceTable(
     name="orders",
     statements=(
         (
-            "CREATE TABLE shop.orders (tenant int, no varchar(10), price numeric(12,2), note text, "
-            "changed timestamptz, raw bytea, PRIMARY KEY (tenant, no))"
+            "CREATE TABLE {table} (tenant int, no varchar(10), price numeric(12,2), note text, "
+            "changed timestamptz, raw bytea, code int, PRIMARY KEY (tenant, no))"
         ),
-        "ALTER TABLE shop.orders ALTER COLUMN note SET STORAGE EXTERNAL",
+        "ALTER TABLE {table} ALTER COLUMN note SET STORAGE EXTERNAL",
     ),
     keys=("tenant", "no"),
-    columns="tenant int, no string, price decimal(12,2), note string, changed timestamp, raw binary, extra bigint",
+    columns="tenant int, no string, price decimal(12,2), note string, changed timestamp, raw binary, "
+    "code bigint, extra bigint",
     big=frozenset({"note"}),
     has_full_identity=False,
-    added=Column("extra", "bigint", lambda by: by.randrange(10**9)),
+    alterations=(
+        _added("extra", "ALTER TABLE {table} ADD COLUMN extra bigint", _bigint),
+        Alteration(Alter.WIDEN, "code", "ALTER TABLE {table} ALTER COLUMN code TYPE bigint", _bigint),
+    ),
     key=lambda by: (by.randrange(_TENANTS), f"no-{by.randrange(_NUMBERS)}"),
     values=_order,
 )
@@ -156,11 +233,11 @@ DOCUMENTS = SourceTable(
     name="documents",
     statements=(
         (
-            "CREATE TABLE shop.documents (id uuid PRIMARY KEY, body text, title text, facts jsonb, ratio float8, "
+            "CREATE TABLE {table} (id uuid PRIMARY KEY, body text, title text, facts jsonb, ratio float8, "
             "day date, big numeric(38,10), flag boolean, amount bigint, moment timestamp)"
         ),
-        "ALTER TABLE shop.documents ALTER COLUMN body SET STORAGE EXTERNAL",
-        "ALTER TABLE shop.documents REPLICA IDENTITY FULL",
+        "ALTER TABLE {table} ALTER COLUMN body SET STORAGE EXTERNAL",
+        "ALTER TABLE {table} REPLICA IDENTITY FULL",
     ),
     keys=("id",),
     columns="id string, body string, title string, facts string, ratio double, day date, big decimal(38,10), "
@@ -168,268 +245,50 @@ DOCUMENTS = SourceTable(
     casts={"id": "text", "facts": "text"},
     big=frozenset({"body"}),
     has_full_identity=True,
-    added=Column("words", "text", _text),
+    alterations=(_added("words", "ALTER TABLE {table} ADD COLUMN words text", _text),),
     key=lambda by: (uuid.UUID(int=by.randrange(_NUMBERS)),),
     values=_document,
 )
-
-
-class Version(NamedTuple):
-    """One of the versions of a row."""
-
-    row: Row
-    is_current: bool
-    may_be_missing: bool = False
-    """Whether it had ended when Debezium began to follow the database's log."""
-
-
-@dataclass
-class Workload:
-    """Random transactions on tables, one after the other or two at the same time."""
-
-    connect: Callable[[], Connection]
-    by: random.Random
-    tables: Sequence[SourceTable]
-    truncates: bool = True
-    committed: int = 0
-    rolled_back: int = 0
-
-    def __post_init__(self) -> None:
-        self._one, self._other = self.connect(), self.connect()
-        self._has_new_columns = False
-        self._followed_from = 0
-        """Number of the newest note when Debezium began to follow the database's log; 0 before."""
-        self._one.execute(f"CREATE SCHEMA {SCHEMA}")
-        self._one.execute(f"CREATE TABLE {SCHEMA}.{LAST_TABLE} (id int PRIMARY KEY)")
-        for table in self.tables:
-            for statement in table.statements:
-                self._one.execute(statement)
-        self._one.commit()
-        for connection in (self._one, self._other):
-            connection.execute(f"SET lock_timeout = {_LOCK_MS}")
-            connection.commit()
-
-    def close(self) -> None:
-        """Close the connections."""
-        self._one.close()
-        self._other.close()
-
-    def step(self) -> None:
-        """Make a transaction, or two of which the one that begins later may commit first."""
-        if not self._followed_from:
-            self._look_for_debezium()
-        if self.by.random() < 0.8:
-            self._transaction(self._one)
-            return
-        self._statements(self._one)
-        self._transaction(self._other)
-        self._transaction(self._one)
-
-    def begin_history(self) -> None:
-        """Note each row now, and every change from now on, in tables that Debezium does not read."""
-        self._one.execute(f"CREATE SCHEMA {_NOTES}")
-        self._one.execute(f"CREATE SEQUENCE {_NOTES}.number")
-        for table in self.tables:
-            names = {
-                "table": table.in_database,
-                "notes": table.notes,
-                "note": sql.Identifier(_NOTES, f"note_{table.name}"),
-                "old_key": _row("old", table.keys),
-                "new_key": _row("new", table.keys),
-            }
-            for statement in _NOTING:
-                self._one.execute(sql.SQL(statement).format(**names))
-        self._one.commit()
-
-    def add_columns(self) -> None:
-        """Add a column to each table; later transactions write it."""
-        for table in self.tables:
-            for place in (table.in_database, table.notes):
-                self._one.execute(
-                    sql.SQL("ALTER TABLE {} ADD COLUMN {} {}").format(
-                        place, sql.Identifier(table.added.name), sql.SQL(table.added.type)
-                    )
-                )
-        self._has_new_columns = True
-        self._one.commit()
-
-    def _look_for_debezium(self) -> None:
-        """Note which changes were made before Debezium began to follow the log, after it read the tables."""
-        streaming = self._one.execute(
-            "SELECT 1 FROM pg_stat_replication WHERE state = 'streaming'"
-        ).fetchone()
-        if streaming is not None:
-            number = self._one.execute(f"SELECT last_value FROM {_NOTES}.number").fetchone()
-            assert number is not None
-            self._followed_from = number[0]
-        self._one.commit()
-
-    def finish(self) -> None:
-        """Write the last change."""
-        self._one.execute(f"INSERT INTO {SCHEMA}.{LAST_TABLE} VALUES (1)")
-        self._one.commit()
-
-    def rows(self, table: SourceTable) -> dict[Row, Row]:
-        """Return the table by key, each value as the lake's table has it."""
-        columns = self._shown(table)
-        found = self._one.execute(sql.SQL("SELECT {} FROM {}").format(columns, table.in_database)).fetchall()
-        self._one.commit()
-        return {row[: len(table.keys)]: row for row in found}
-
-    def versions(self, table: SourceTable) -> dict[Row, list[Version]]:
-        """Return the versions of each row since :meth:`begin_history` by key, in their order."""
-        noted = self._one.execute(
-            sql.SQL("SELECT number, what, {} FROM {} ORDER BY number").format(self._shown(table), table.notes)
-        ).fetchall()
-        self._one.commit()
-        found: dict[Row, list[Version]] = defaultdict(list)
-
-        def end(key: Row, number: int) -> None:
-            if found[key] and found[key][-1].is_current:
-                was_early = number <= self._followed_from
-                found[key][-1] = found[key][-1]._replace(is_current=False, may_be_missing=was_early)
-
-        for number, what, *values in noted:
-            row = tuple(values)
-            key = row[: len(table.keys)]
-            if what == "INSERT" and found[key] and found[key][-1] == Version(row, is_current=True):
-                continue
-            for each in list(found) if what == "TRUNCATE" else [key]:
-                end(each, number)
-            if what == "INSERT":
-                found[key].append(Version(row, is_current=True))
-        return {key: versions for key, versions in found.items() if versions}
-
-    def _shown(self, table: SourceTable) -> sql.Composed:
-        """Return a table's columns as the lake's table has them; NULL for one that is not there yet."""
-        return sql.SQL(", ").join(
-            sql.SQL("NULL")
-            if name == table.added.name and not self._has_new_columns
-            else sql.SQL("{}::{}").format(sql.Identifier(name), sql.SQL(table.casts[name]))
-            if name in table.casts
-            else sql.Identifier(name)
-            for name in table.column_names
-        )
-
-    def _transaction(self, connection: Connection) -> None:
-        self._statements(connection)
-        is_whole = connection.info.transaction_status is psycopg.pq.TransactionStatus.INTRANS
-        if is_whole and self.by.random() < 0.95:
-            connection.commit()
-            self.committed += 1
-        else:
-            connection.rollback()
-            self.rolled_back += 1
-
-    def _statements(self, connection: Connection) -> None:
-        """Run some statements; after a conflict the transaction is as good as rolled back."""
-        with suppress(psycopg.errors.UniqueViolation, psycopg.errors.LockNotAvailable):
-            if connection.info.transaction_status is psycopg.pq.TransactionStatus.INERROR:
-                return
-            for _ in range(self.by.choice([1, 1, 1, 2, 3, 6])):
-                self._statement(connection, self.by.choice(self.tables))
-
-    def _statement(self, connection: Connection, table: SourceTable) -> None:
-        kinds = [self._insert] * 8 + [self._update] * 7 + [self._delete] * 2
-        kinds += [self._move] * 2 + [self._again, self._update_many, self._delete_many]
-        if self.truncates and self.by.random() < 0.01:
-            kinds = [self._truncate]
-        self.by.choice(kinds)(connection, table)
-
-    def _values(self, table: SourceTable) -> dict[str, Any]:
-        values = table.values(self.by)
-        if self._has_new_columns:
-            values[table.added.name] = table.added.make(self.by)
-        return values
-
-    def _insert(self, connection: Connection, table: SourceTable) -> None:
-        self._insert_row(connection, table, table.key(self.by))
-
-    def _insert_row(self, connection: Connection, table: SourceTable, key: Row) -> None:
-        row = {**dict(zip(table.keys, key, strict=True)), **self._values(table)}
-        connection.execute(
-            sql.SQL("INSERT INTO {} ({}) VALUES ({}) ON CONFLICT DO NOTHING").format(
-                table.in_database,
-                sql.SQL(", ").join(map(sql.Identifier, row)),
-                sql.SQL(", ").join([sql.Placeholder()] * len(row)),
-            ),
-            list(row.values()),
-        )
-
-    def _update(self, connection: Connection, table: SourceTable) -> None:
-        """Change some columns of a row; big values mostly stay, and are left out of the change."""
-        values = self._values(table)
-        chosen = {name: value for name, value in values.items() if self.by.random() < 0.4}
-        if chosen:
-            self._set(connection, table, table.key(self.by), chosen)
-
-    def _move(self, connection: Connection, table: SourceTable) -> None:
-        """Change a row's key.
-
-        Debezium gets a value that is stored apart only with the row before the change; without that row
-        nobody could give it to the new key, so it is written again.
-        """
-        values = {} if table.has_full_identity else self._values(table)
-        chosen = {name: value for name, value in values.items() if name in table.big}
-        new = dict(zip(table.keys, table.key(self.by), strict=True))
-        self._set(connection, table, table.key(self.by), {**new, **chosen})
-
-    def _set(self, connection: Connection, table: SourceTable, key: Row, values: Values) -> None:
-        connection.execute(
-            sql.SQL("UPDATE {} SET {} WHERE {}").format(
-                table.in_database, _pairs(values, ", "), _where(table)
-            ),
-            [*values.values(), *key],
-        )
-
-    def _update_many(self, connection: Connection, table: SourceTable) -> None:
-        name, value = self.by.choice(list(self._values(table).items()))
-        connection.execute(
-            sql.SQL("UPDATE {} SET {} WHERE {} > {}").format(
-                table.in_database,
-                _pairs({name: value}, ", "),
-                sql.Identifier(table.keys[-1]),
-                sql.Placeholder(),
-            ),
-            [value, table.key(self.by)[-1]],
-        )
-
-    def _delete(self, connection: Connection, table: SourceTable) -> None:
-        self._delete_row(connection, table, table.key(self.by))
-
-    def _delete_row(self, connection: Connection, table: SourceTable, key: Row) -> None:
-        connection.execute(sql.SQL("DELETE FROM {} WHERE {}").format(table.in_database, _where(table)), key)
-
-    def _delete_many(self, connection: Connection, table: SourceTable) -> None:
-        between = sorted([table.key(self.by)[-1], table.key(self.by)[-1]])
-        connection.execute(
-            sql.SQL("DELETE FROM {} WHERE {} BETWEEN {} AND {}").format(
-                table.in_database, sql.Identifier(table.keys[-1]), sql.Placeholder(), sql.Placeholder()
-            ),
-            between,
-        )
-
-    def _again(self, connection: Connection, table: SourceTable) -> None:
-        """Delete a row and insert its key again, in one transaction."""
-        key = table.key(self.by)
-        self._delete_row(connection, table, key)
-        self._insert_row(connection, table, key)
-
-    def _truncate(self, connection: Connection, table: SourceTable) -> None:
-        connection.execute(sql.SQL("TRUNCATE {}").format(table.in_database))
-
-
-def _row(record: LiteralString, columns: Sequence[str]) -> sql.Composed:
-    """Return some columns of a record of a trigger as one value."""
-    each = [sql.SQL("{}.{}").format(sql.SQL(record), sql.Identifier(column)) for column in columns]
-    return sql.SQL("ROW({})").format(sql.SQL(", ").join(each))
-
-
-def _where(table: SourceTable) -> sql.Composed:
-    return _pairs(table.keys, " AND ")
-
-
-def _pairs(names: Mapping[str, Any] | Sequence[str], between: str) -> sql.Composed:
-    return sql.SQL(between).join(
-        sql.SQL("{} = {}").format(sql.Identifier(name), sql.Placeholder()) for name in names
-    )
+SHARDS = (_shard("shop", "carts_1"), _shard("shop", "carts_2"), _shard("west", "carts_1"))
+"""Tables that become one in the lake; a row may move from one to another."""
+VISITS = SourceTable(
+    name="visits",
+    statements=(
+        # Only such a constraint keeps a key unique without being one that Debezium sees.
+        (
+            "CREATE TABLE {table} (place int, no int, label text, page text, seen timestamptz, "
+            "EXCLUDE USING btree (place WITH =, no WITH =))"
+        ),
+        "ALTER TABLE {table} ALTER COLUMN page SET STORAGE EXTERNAL",
+        "ALTER TABLE {table} REPLICA IDENTITY FULL",
+    ),
+    keys=("place", "no"),
+    columns="place int, no int, title string, page string, seen timestamp, pages bigint",
+    big=frozenset({"page"}),
+    has_full_identity=True,
+    alterations=(
+        Alteration(Alter.RENAME, "title", "ALTER TABLE {table} RENAME COLUMN label TO title", _text, "label"),
+        _added("pages", "ALTER TABLE {table} ADD COLUMN pages bigint", _bigint),
+    ),
+    key=lambda by: (by.randrange(_TENANTS), by.randrange(_NUMBERS)),
+    values=_visit,
+)
+"""A table without a primary key."""
+ITEMS = SourceTable(
+    name="items",
+    statements=(
+        "CREATE TABLE {table} (id int PRIMARY KEY, name text, note text, price numeric(12,2), stock int)",
+        "ALTER TABLE {table} ALTER COLUMN note SET STORAGE EXTERNAL",
+    ),
+    keys=("id",),
+    columns="id int, name string, note string, price decimal(12,2), stock bigint, sold bigint",
+    big=frozenset({"note"}),
+    has_full_identity=False,
+    alterations=(
+        Alteration(Alter.WIDEN, "stock", "ALTER TABLE {table} ALTER COLUMN stock TYPE bigint", _bigint),
+        _added("sold", "ALTER TABLE {table} ADD COLUMN sold bigint", _bigint),
+    ),
+    key=lambda by: (by.randrange(_NUMBERS),),
+    values=_item,
+)
+"""A table whose changes are sent as Canal's messages."""
