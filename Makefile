@@ -46,7 +46,7 @@ test: fetch ## All tests but the long ones, the real RocketMQ broker included
 ci-test: fetch ## make test, and beside it make spark-test, as CI runs them
 	@$(ENV) dev $(PYTEST) --sparks $(ARGS)
 
-long-fetch: fetch ## What the tests marked long need besides: Go's client, YARN, Hadoop's part for S3, Debezium
+long-fetch: fetch ## What the tests marked long need besides: Go's client, YARN, Hadoop's part for S3, Debezium, Canal
 	@$(CHECK) python -m tests.go_client.program
 	@$(ENV) --maven dev sh -c 'python -m tests.helpers.hadoop && python -m tests.change_data.real.feeder'
 
@@ -83,7 +83,7 @@ chaos: ## Break everything around 3 applications of a group: SECONDS=900 or KILL
 	@$(ENV) dev python -m tests.applications.chaos --seconds $(SECONDS) $(if $(KILLS),--kills $(KILLS)) --backend $(BACKEND) --storage $(STORAGE) $(if $(SEED),--seed $(SEED)) $(ARGS)
 
 change-data: SECONDS = 600
-change-data: ## Keep tables equal to those of a real PostgreSQL, by Debezium and a real RocketMQ: SECONDS=600 SEED=7
+change-data: ## Keep tables equal to those of a real PostgreSQL, by Debezium, Canal's classes and a real RocketMQ: SECONDS=600 SEED=7
 	@$(ENV) --maven dev sh -c 'python -m tests.real_broker.harness fetch && python -m tests.postgres.server && python -m tests.change_data.real.feeder'
 	@$(ENV) dev python -m tests.change_data.real.proof --seconds $(SECONDS) $(if $(SEED),--seed $(SEED)) $(ARGS)
 
