@@ -175,13 +175,19 @@ class Lake:
             ]
         }
 
-    def has_all(self) -> bool:
-        """Return whether all tables are there."""
-        return all(
-            DeltaTable.is_deltatable(str(self._path(query, table)))
-            for query in self.queries
-            for table in query.tables
-        )
+    def truncatable(self) -> set[SourceTable]:
+        """Return the tables of the database whose truncation every query can apply now.
+
+        None can if it merges the table with others, nor if it has yet to make a table of the lake for it.
+        """
+        tables = [(self._path(query, table), table) for query in self.queries for table in query.tables]
+        refused = {
+            source
+            for path, table in tables
+            for source in table.sources
+            if table.is_merged or not (path / "_delta_log" / f"{0:020}.json").exists()
+        }
+        return {source for query in self.queries for source in query.sources} - refused
 
     def behind(self, ends: Mapping[MessageQueue, int]) -> list[str]:
         """Return the queues that are not yet consumed."""

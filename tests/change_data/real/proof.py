@@ -256,10 +256,8 @@ class Proof:
                 self._is_fed()
                 disturbance.look()
                 time.sleep(_PAUSE_S)
-                if self._truncates and not self._workload.truncates and lake.has_all():
-                    # A query for many tables ends if a table that it has not made yet is truncated.
-                    self._say("truncations begin")
-                    self._workload.truncates = True
+                if self._truncates:
+                    self._workload.truncated = lake.truncatable()
                 while alterations and now_s >= alterations[0][0]:
                     self._alter(alterations.pop(0)[1])
             disturbance.finish()

@@ -66,8 +66,6 @@ class SourceTable:
     """Whether changes have all values of the row before them, those that are stored apart included."""
     alterations: Sequence[Alteration]
     """Changes of the columns while transactions run, in this order."""
-    is_truncated: bool = True
-    """True if it may be truncated: one of several tables that become one may not."""
     key: Callable[[random.Random], Row]
     values: Callable[[random.Random], dict[str, Any]]
     """Makes values of the columns that the table has at first, besides those of the key."""
@@ -202,7 +200,6 @@ def _shard(schema: LiteralString, name: str) -> SourceTable:
                 Alter.WIDEN, "quantity", "ALTER TABLE {table} ALTER COLUMN quantity TYPE bigint", _int
             ),
         ),
-        is_truncated=False,
         key=lambda by: (by.randrange(_NUMBERS),),
         values=_cart,
     )

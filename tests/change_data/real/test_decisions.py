@@ -5,12 +5,15 @@ from __future__ import annotations
 import random
 from datetime import date
 from decimal import Decimal
+from pathlib import Path
 
+import pyarrow as pa
 import pytest
+from deltalake import write_deltalake
 
 from tests.change_data.real.differences import differing_rows, differing_versions, union
 from tests.change_data.real.feeder import counted
-from tests.change_data.real.lake import QUERIES
+from tests.change_data.real.lake import QUERIES, Lake
 from tests.change_data.real.proof import alteration_times
 from tests.change_data.real.source_tables import (
     DOCUMENTS,
@@ -143,3 +146,13 @@ def test_counts_of_all_batches_are_added() -> None:
         "sends swapped": 7,
         "sends repeated": 1,
     }
+
+
+def test_a_table_is_truncated_once_its_tables_of_the_lake_are_there_and_never_if_it_is_merged(
+    tmp_path: Path,
+) -> None:
+    lake = Lake(tmp_path, QUERIES, "source", {})
+    for folder in ("items", "items-history", "documents-history", "many/shop/visits", "many/all/carts"):
+        write_deltalake(tmp_path / "source" / folder, pa.table({"id": [1]}))
+
+    assert lake.truncatable() == {ITEMS, VISITS}

@@ -12,7 +12,7 @@ from typing import Any, LiteralString, NamedTuple
 import psycopg
 from psycopg import sql
 
-from tests.change_data.real.feeder import LAST_TABLE
+from tests.change_data.real.feeder import LAST_TABLE, PUBLICATION
 from tests.change_data.real.source_tables import SCHEMAS, Alteration, Row, SourceTable
 
 Connection = psycopg.Connection[Any]
@@ -102,7 +102,8 @@ class Workload:
     tables: Sequence[SourceTable]
     shards: Collection[SourceTable] = ()
     """Tables between which rows move."""
-    truncates: bool = False
+    truncated: set[SourceTable] = field(default_factory=set)
+    """Tables that may be truncated now."""
     committed: int = 0
     rolled_back: int = 0
     counts: Counter[str] = field(default_factory=Counter)
@@ -118,6 +119,11 @@ class Workload:
         """Counts of transactions that are not committed."""
         for schema in SCHEMAS:
             self._one.execute(sql.SQL("CREATE SCHEMA {}").format(sql.Identifier(schema)))
+        self._one.execute(
+            sql.SQL("CREATE PUBLICATION {} FOR TABLES IN SCHEMA {}").format(
+                sql.Identifier(PUBLICATION), sql.SQL(", ").join(map(sql.Identifier, SCHEMAS))
+            )
+        )
         self._one.execute(f"CREATE TABLE {SCHEMAS[0]}.{LAST_TABLE} (id int PRIMARY KEY)")
         for table in self.tables:
             for statement in table.statements:
@@ -244,7 +250,7 @@ class Workload:
         kinds += [self._move] * 2 + [self._again, self._update_many, self._delete_many]
         if table in self.shards:
             kinds += [self._move_to_shard] * 2
-        if self.truncates and table.is_truncated and self.by.random() < 0.01:
+        if table in self.truncated and self.by.random() < 0.01:
             kinds = [self._truncate]
         self.by.choice(kinds)(connection, table)
 
