@@ -250,7 +250,7 @@ class Workload:
         kinds += [self._move] * 2 + [self._again, self._update_many, self._delete_many]
         if table in self.shards:
             kinds += [self._move_to_shard] * 2
-        if table in self.truncated and self.by.random() < 0.01:
+        if table in self.truncated and self.by.random() < 0.004:
             kinds = [self._truncate]
         self.by.choice(kinds)(connection, table)
 
