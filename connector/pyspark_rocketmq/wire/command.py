@@ -33,7 +33,8 @@ SECURITY_TOKEN: Final = "SecurityToken"  # noqa: S105 - the name of a field
 SIGNATURE: Final = "Signature"
 """Ext field with the signature of the other fields and the body."""
 NAMESPACE: Final = "ns"
-"""Ext field with the id of the cloud's instance that a request is for (``MixAll``)."""
+"""Ext field with a request's namespace of version 2: the id of an instance of a managed cluster
+(``MixAll``)."""
 NAMESPACED: Final = "nsd"
 """Ext field that is "true" if ``NAMESPACE`` is present."""
 
@@ -52,7 +53,7 @@ _BYTES_PER_FIELD: Final = 320
 _WIDEST_CHARACTER: Final = 4
 _MAX_BINARY_CODE: Final = 0x7FFF
 _SHOWN_AROUND: Final = 10
-"""Characters that an error shows on each side of one that cannot be sent."""
+"""If a character cannot be sent, the error shows this many characters before and after it."""
 
 
 def signature(secret_key: bytes, ext_fields: Mapping[str, str], body: bytes) -> str:
@@ -365,7 +366,10 @@ def _decode_binary(header: bytes, body: bytes) -> RemotingCommand:
 
 
 def _most_fields(header: bytes) -> int:
-    """Return how many fields this header may have: a million fields take hundreds of megabytes."""
+    """Return how many ext fields of this header fit into ``_MAX_HEADER_MEMORY``.
+
+    Without this bound, a million fields would take hundreds of megabytes.
+    """
     width = 1 if header.isascii() else _WIDEST_CHARACTER
     left = _MAX_HEADER_MEMORY - len(header) * (1 + width)
     if left < 0:

@@ -1,9 +1,9 @@
 """Body compression: zlib, LZ4 frames and Zstandard, named by bits 8 to 10 of the message's sysFlag.
 
-Within bounds, every body that Java's consumer can read is decoded: several frames one after another,
-skippable frames, and sizes far beyond a frame of the wire. The bounds are needed because a few hundred bytes
-can expand to gigabytes, and any producer of a topic may send them. Each body has a bound, and
-:class:`ExpansionBudget` bounds the messages of an answer together.
+Within bounds, every body that Java's consumer can read is decoded: also several frames one after another,
+skippable frames, and bodies that become far larger than ``MAX_FRAME_LENGTH``. The bounds are needed because
+a few hundred bytes can expand to gigabytes, and any producer of a topic may send them. Each body has a bound,
+and :class:`ExpansionBudget` bounds the messages of an answer together.
 
 Source: lz4-java 1.8.0 ``LZ4FrameInputStream``, zstd-jni 1.5.2 ``ZstdInputStreamNoFinalizer``; LZ4 frame
 format 1.6, RFC 8878.
@@ -24,18 +24,19 @@ from pyspark_rocketmq.wire.codes import MessageSysFlag
 from pyspark_rocketmq.wire.command import MAX_FRAME_LENGTH
 
 MAX_EXPANDED_BYTES: Final = 128 * 1024 * 1024
-"""Maximum number of decompressed bytes of a short answer: by default it has at most 32 messages of at most
-4 MiB."""
+"""Number of decompressed bytes that the messages of an answer may have, however short the answer is. By
+default an answer has at most 32 messages of at most 4 MiB."""
 MAX_EXPANSION: Final = 64
-"""Maximum number of decompressed bytes for each byte of a long answer; text reaches 30."""
+"""Number of decompressed bytes allowed for each byte of an answer, where that is more than
+``MAX_EXPANDED_BYTES``. Text expands to 30 times its compressed size at most."""
 MAX_BODY_BYTES: Final = MAX_EXPANDED_BYTES
 """Maximum number of bytes of one decompressed body; Java has no bound, but its producers send at most 4 MiB
 by default."""
 MAX_BATCH_BYTES: Final = MAX_FRAME_LENGTH
 """Maximum number of bytes of one decompressed inner batch."""
 _BATCH_WEIGHT: Final = MAX_EXPANDED_BYTES // MAX_BATCH_BYTES
-"""Number of times that each byte of an inner batch counts against an answer's budget, because a member of 22
-bytes becomes a row of ten times as many. A single batch always fits."""
+"""Number of times that each decompressed byte of an inner batch counts against an answer's budget: a member
+of 22 bytes becomes a row of 220 bytes. One inner batch of ``MAX_BATCH_BYTES`` still fits."""
 _INNER_BATCH: Final = int(MessageSysFlag.INNER_BATCH)
 COMPRESSION_TYPE_SHIFT: Final = 8
 COMPRESSION_TYPE_MASK: Final = 0x7
@@ -58,7 +59,8 @@ _SKIPPABLE: Final = 0x184D2A5
 _WORD: Final = 4
 _LZ4_PLAIN_BLOCK: Final = 1 << 31
 _ZSTD_RLE: Final = 2
-"""Bits of the header of a block that repeats one byte; the size in the header is that of the result."""
+"""Bits in the header of a block that repeats one byte. Only that byte follows the header, whose size field is
+the size of the result."""
 _ZSTD_SHORTEST_FRAME: Final = 5
 """Bytes that Java needs for another frame; fewer bytes after the last frame count as the end."""
 MAX_FRAMES: Final = 65_536
@@ -203,7 +205,7 @@ def _zstd_frame(frame: bytes, most: int) -> bytes:
 def _zstd_result(frame: bytes, most: int) -> bytes:
     """Decompress a frame to at most ``most`` bytes, in one step.
 
-    For a frame that contains its size, zstd needs no window beside the result.
+    If the frame states the size of its result, zstd needs no memory (window) besides the result.
 
     Raises:
         ZstdError: If the result is larger, or the frame is damaged.

@@ -57,7 +57,8 @@ how often the same text is scanned again."""
 _MAX_REFUSED_CHARS: Final = 1 << 30
 """Maximum sum of the positions at which Python's JSON scanner refuses one text. Each refusal takes time in
 proportion to its position, because the error counts lines; without a bound a hostile body could take the
-square of its length. A route of 3000 brokers in the old form stays below."""
+square of its length. A route of 3000 brokers whose ids are bare integer keys, as old clients get it, stays
+below."""
 _SPACE: Final = re.compile(r"[ \t\n\r]*")
 _SPACES: Final = frozenset(" \t\n\r")
 _ODD_BEGINNINGS: Final = frozenset(f"{{{first}" for first in "{[-0123456789")
@@ -314,7 +315,7 @@ class JsonObject:
         return self._read(name, _as_flag, default)
 
     def choice(self, name: str, choices: Mapping[str, E], default: E | None = None) -> E:
-        """Return one of ``choices``: field ``name`` has its name, in any case, or its index in ``choices``.
+        """Return one of ``choices``; field ``name`` holds its name in any case, or its index.
 
         ``default`` is returned if the field is absent or has an unknown name. Without a default, or with an
         unknown index, RemoteProtocolError is raised.

@@ -14,7 +14,8 @@ from pyspark_rocketmq.errors import RemoteProtocolError
 from pyspark_rocketmq.wire.command import MAX_FRAME_LENGTH, RemotingCommand, decode_frame, decode_parts
 
 Signer = Callable[[RemotingCommand], RemotingCommand]
-"""Adds credentials or the name of an instance to a request; the request must not change afterwards."""
+"""Adds ext fields to a request: its signature, or the instance of a managed cluster (``NAMESPACE``). The
+request must not change afterwards."""
 
 _LENGTH_WORD: Final = 4
 _PREFIX: Final = 8

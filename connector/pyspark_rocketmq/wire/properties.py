@@ -59,11 +59,12 @@ OF_ONE_DELIVERY: Final = frozenset(
     }
 )
 """Properties that clients and brokers write for one delivery; a broker would act upon many of them. A message
-that is read and sent again starts without them, so that it is not delayed, retried or prepared again.
-UNIQ_KEY is among them, because the writer gives each row its own.
+that is read and sent again starts without them. So the broker does not delay it again, and does not treat it
+as a retry or as a message of an open transaction. UNIQ_KEY is among them, because each row that is written
+gets its own.
 
-Source: RocketMQ 5.3.3 ``MessageConst``; ``HookUtils.checkIfTimerMessage`` delays no message that has
-TIMER_OUT_MS.
+Source: RocketMQ 5.3.3 ``MessageConst``; ``HookUtils.checkIfTimerMessage``: a message that still has
+TIMER_OUT_MS could not be delayed by a timer.
 """
 
 _ENTRY = re.compile(f"[^{PROPERTY_SEPARATOR}]+")

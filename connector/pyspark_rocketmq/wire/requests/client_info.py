@@ -31,7 +31,8 @@ PROP_CONSUME_ORDERLY: Final = "PROP_CONSUMEORDERLY"
 PROP_CONSUME_TYPE: Final = "PROP_CONSUME_TYPE"
 PROP_CLIENT_VERSION: Final = "PROP_CLIENT_VERSION"
 PROP_CONSUMER_START_TIMESTAMP: Final = "PROP_CONSUMER_START_TIMESTAMP"
-"""Properties of a running consumer that mqadmin reads (``ConsumerRunningInfo``)."""
+"""This and the names above are properties of a running consumer that mqadmin reads
+(``ConsumerRunningInfo``)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

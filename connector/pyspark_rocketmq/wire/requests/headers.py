@@ -124,8 +124,10 @@ class QueryConsumerOffsetRequestHeader(TopicRequestFields):
     topic: str = text_field("topic")
     queue_id: int = int_field("queueId")
     set_zero_if_not_found: bool | None = bool_field("setZeroIfNotFound", None)
-    """If False and nothing is stored, the answer is 22 (QUERY_NOT_FOUND), even if the broker would let a
-    first start begin at 0."""
+    """Whether the broker may answer 0 if nothing is stored, so that a new group begins at 0 (None: yes).
+
+    If False, it answers 22 (QUERY_NOT_FOUND) then.
+    """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -158,7 +160,8 @@ class QueueRequestHeader(TopicRequestFields):
     topic: str = text_field("topic")
     queue_id: int = int_field("queueId")
     committed: bool | None = bool_field("committed", None)
-    """Used only with code 30 (GET_MAX_OFFSET)."""
+    """Only for code 30 (GET_MAX_OFFSET): whether to count only messages that consumers can read already; None
+    means yes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -37,10 +37,11 @@ _NUMBERS_OF_ONE_PULL: Final = re.compile(
 _LENGTH_WORD: Final = 4
 _PREFIX: Final = _SIZES.size
 _JSON_LIMIT: Final = int(SerializeType.JSON) + 1 << 24
-"""Bound of a frame's second word: a lower word means that the header is JSON, and is the header's length."""
+"""Bound of a frame's second word (serialize type and header length). A header is JSON if the word is lower;
+the word is then the header's length."""
 _MOST_PATTERNS: Final = 8
-"""Maximum number of patterns learnt by one connection; if a peer's headers always differ, the full decoder
-reads them."""
+"""Maximum number of headers of which one connection makes a pattern (``PullHeaderPattern``). If a peer's
+headers always differ, only the full decoder reads them from then on."""
 _FREE: Final = re.compile(
     rb'"(?P<field>nextBeginOffset|minOffset|maxOffset|suggestWhichBrokerId)":"(?P<text>[0-9]+)"'
     rb'|"(?P<opaque>opaque)":(?P<number>[0-9]+)'

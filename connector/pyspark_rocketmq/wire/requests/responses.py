@@ -63,8 +63,8 @@ _ERRORS: Final[Mapping[int, type[BrokerError]]] = {
     ResponseCode.GO_AWAY: GoAway,
     ResponseCode.MESSAGE_ILLEGAL: MessageRefused,
 }
-"""Error of a response code, unless request or remark show a more exact one. Every other code is a plain
-``BrokerError``, after which a client that was served before tries again."""
+"""Error by response code, unless request or remark show a more exact one. Every other code is a plain
+``BrokerError``; a query that has worked before tries again after it."""
 _ACL_1: Final = "AclException"
 """Text in the remark of a SYSTEM_ERROR by which access control 1.0 refuses (``PlainAccessValidator``)."""
 _NO_FILTER: Final = "does not support consumer to filter message by"
@@ -81,7 +81,8 @@ _UNSUPPORTED: Final[Mapping[int, type[BrokerError]]] = {
     RequestCode.GET_ROUTEINFO_BY_TOPIC: NotANameServer,
     RequestCode.SEND_BATCH_MESSAGE: BatchRefused,
 }
-"""Error of requests that the wrong server or some clusters do not support."""
+"""Error by request code, for the answer that the server does not support the request. Brokers serve no
+routes, some managed clusters no batches. For every other request it is ``BrokerError``."""
 _SWITCHED_OFF: Final = ("pulling message is forbidden", "subscription group no permission")
 """Texts in the remark of a NO_PERMISSION if an operator has switched reading off. Access control and refused
 broadcasting groups have other remarks."""

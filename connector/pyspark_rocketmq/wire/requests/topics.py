@@ -49,13 +49,13 @@ _BEHIND: Final = re.compile(r'\},"topicPutTps":[0-9]+\.[0-9]+\}')
 _BROKER_ID: Final = re.compile(r"-?[0-9]{1,19}")
 _ORDER_CONF: Final = re.compile(r"([^:;]+:[0-9]{1,9}(;|$))*")
 MAX_QUEUES: Final = 65_536
-"""Maximum number of queues of one topic to read, and to write, on all its brokers together; a list of them
-takes some ten megabytes. A route contains only the number of queues, so a short route could announce more
-than fit into memory: queues are counted before any is created."""
+"""Maximum number of read queues of one topic on all its brokers together; likewise of write queues, and of
+queues in the order configuration. A list of so many takes some ten megabytes. A route contains only numbers,
+so a short route could announce more queues than fit into memory: they are counted before any is created."""
 
 
 def decode_topic_stats(body: bytes) -> dict[MessageQueue, QueueBounds]:
-    """Read a broker's bounds of each of a topic's queues.
+    """Read the offset bounds of each queue that a topic has on one broker.
 
     A topic may have a thousand queues, so one regular expression reads the form that Java writes. The JSON
     reader reads every other form; both give the same results.
