@@ -35,7 +35,7 @@ _STATUS_TIMEOUT_S = 5.0
 _OLDEST_CALLABLE_CLIENT = 62
 """Lowest version of a client to which requests are forwarded (V3_1_8_SNAPSHOT)."""
 _OLDEST_CLIENT_WITH_STATUS = 28
-"""Lowest version of a client that answers for its offsets (V3_0_7_SNAPSHOT)."""
+"""Lowest version of a client that can report its offsets, by request 221 (V3_0_7_SNAPSHOT)."""
 OffsetTable = Mapping[MessageQueue, int]
 
 

@@ -160,7 +160,10 @@ def _bare(name: str) -> str:
 
 
 class InCloud(Around):
-    """An endpoint that refuses requests against a cloud's rules, and passes others to an inner endpoint."""
+    """Refuses requests that break a cloud's rules, and passes all others to an inner name server or broker.
+
+    It is an :class:`broker_sim.server.Endpoint`, as the inner one is.
+    """
 
     def __init__(self, inner: Endpoint, rules: CloudRules, *, mirror_header_form: bool = False) -> None:
         super().__init__(inner, mirror_header_form=mirror_header_form)

@@ -150,7 +150,10 @@ class Owner(Protocol):
         ...
 
     def may_hold(self, more: int) -> bool:
-        """Add ``more``, perhaps negative, to the bytes of unfinished frames; return whether it is allowed."""
+        """Add ``more``, perhaps negative, to the number of bytes of unfinished frames that the server holds.
+
+        Return False if these are too many now; then the connection must end.
+        """
         ...
 
     def received(self, connection: Connection, peer: Peer, command: RemotingCommand) -> None:
@@ -190,9 +193,10 @@ class Connection(asyncio.Protocol):
         self.peer = Peer(self._owner.opened(self), self.peer.host)
 
     def data_received(self, data: bytes) -> None:
-        """Serve the commands that ``data`` completes; close the connection if its bytes are no protocol.
+        """Serve the commands that ``data`` completes.
 
-        Also close it if the server has too many bytes of unfinished frames.
+        Close the connection if its bytes do not follow the protocol, or if the server has too many bytes of
+        unfinished frames.
         """
         if self._is_stalled:
             return

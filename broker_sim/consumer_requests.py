@@ -52,9 +52,10 @@ def handle_query_offset(state: BrokerState, command: RemotingCommand) -> Remotin
 
 
 def handle_update_offset(state: BrokerState, command: RemotingCommand) -> RemotingCommand:
-    """Answer 15 UPDATE_CONSUMER_OFFSET: store an offset unchanged, unless a reset waits for the group's pull.
+    """Answer 15 UPDATE_CONSUMER_OFFSET: store an offset unchanged.
 
-    Group and topic must exist, the queue need not (golden fact 13).
+    While an operator's reset waits for the group's next pull of the queue, nothing is stored. Group and topic
+    must exist, but the queue need not, as recorded from a real broker (golden fact 13).
     """
     header = from_ext_fields(UpdateConsumerOffsetRequestHeader, command.ext_fields)
     if state.groups.find(header.consumer_group) is None:
@@ -178,7 +179,8 @@ def notify_members(state: BrokerState, consumer_group: str) -> None:
 def _join(state: BrokerState, client: Client, data: ConsumerData, *, replaces_subscriptions: bool) -> None:
     """Register the client in one consumer group of its heartbeat; notify the members if that is a change.
 
-    Do nothing if the group is missing and must not be created (golden fact 15).
+    ``replaces_subscriptions`` is False if the heartbeat has no subscriptions; then the known ones stay. Do
+    nothing if the group is missing and must not be created, as recorded from a real broker (golden fact 15).
     """
     may_create = state.settings.auto_create_subscription_group
     group = state.groups.find_or_create(data.group_name, may_create=may_create)

@@ -17,7 +17,10 @@ _DONE: Mapping[str, object] = {}
 
 
 class ControlLine:
-    """Executes commands of tests in another process on a cluster; called on the cluster's event loop."""
+    """Executes commands on a cluster of this process; they come from tests in another process.
+
+    It is called on the cluster's event loop.
+    """
 
     def __init__(self, cluster: AsyncCluster) -> None:
         self._cluster = cluster

@@ -1,7 +1,7 @@
 """Delayed messages, by delay level (``ScheduleMessageService``) or timer (``TimerMessageStore``).
 
 Until their time they are in the broker's own topic. A delivered message keeps its producer's delay
-properties, and REAL_TOPIC and REAL_QID (golden fact 3).
+properties, and REAL_TOPIC and REAL_QID, as recorded from a real broker (golden fact 3).
 """
 
 from __future__ import annotations
@@ -35,7 +35,8 @@ class Postponement:
     wait_s: float
     properties: dict[str, str]
     timer_out_ms: int | None = None
-    """Property TIMER_OUT_MS of a timer; None for a delay level."""
+    """Value of a timer's property TIMER_OUT_MS, in milliseconds since the epoch: the last whole second before
+    its delivery time. None for a delay level."""
 
 
 def delay_level(properties: Mapping[str, str], levels: int) -> int:
@@ -81,7 +82,11 @@ def postponement(
 
 
 def _timer(properties: Mapping[str, str], settings: BrokerSettings, now_ms: int) -> int | None:
-    """Return the delivery time that the producer requested, in milliseconds; None without one."""
+    """Return the requested delivery time, in milliseconds since the epoch; None if there is none.
+
+    Raises:
+        Refused: If timers are switched off, or the time is too far away or not a number.
+    """
     name = next((each for each in _TIMER_PROPERTIES if each in properties), None)
     if name is None:
         return None

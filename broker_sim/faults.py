@@ -72,7 +72,8 @@ class Split:
 class Corrupt:
     """Do the work and flip all bits of ``size`` bytes of the answer's frame, from byte ``at`` on.
 
-    A negative ``at`` counts from the end. Byte 4 is the header's form, which no client reads wrongly.
+    A negative ``at`` counts from the end. Byte 4 is the serialize type; inverted, it is one
+    that every client refuses.
     """
 
     at: int = 4

@@ -29,7 +29,7 @@ class MessageFilter:
     expression: Expression | None = None
 
     def accepts(self, message: bytes) -> bool:
-        """Whether a stored message matches the expression, if there is one; tags are not checked here."""
+        """Whether a stored message matches the expression; True without one. Tags are not checked here."""
         return self.expression is None or self.expression.matches(read_stored(message).properties)
 
     def takes_any(self, run: MessageRun, tag_hashes: Iterable[int]) -> bool:

@@ -82,7 +82,7 @@ class LockTable:
     def lock_batch(
         self, consumer_group: str, client_id: str, queues: Iterable[MessageQueue]
     ) -> frozenset[MessageQueue]:
-        """Grant or refresh locks where no other client holds one; return those of ``queues`` now held."""
+        """Grant or refresh a lock of each of ``queues`` that no other client holds; return these queues."""
         held = self._locks.setdefault(consumer_group, {})
         now_s = self._clock.monotonic_s()
         granted = frozenset(queue for queue in queues if self._is_free_for(client_id, held.get(queue), now_s))
@@ -132,7 +132,7 @@ class ConsumerOffsets:
     def commit(self, consumer_group: str, topic: str, queue_id: int, queue_offset: int) -> None:
         """Store ``queue_offset`` unchanged, even if it is lower than before, negative or too high.
 
-        A real broker does so, too (golden fact 13).
+        A real broker does so, too, as was recorded (golden fact 13).
         """
         self._committed.setdefault((consumer_group, topic), {})[queue_id] = queue_offset
 
@@ -160,9 +160,9 @@ class ConsumerOffsets:
         return self._resets.pop((consumer_group, topic, queue_id), None) if self._resets else None
 
     def copied(self) -> ConsumerOffsets:
-        """Return offsets for a slave, which shares this object's committed offsets and pull positions.
+        """Return the slave's copy of this object; both share the committed offsets and the pull positions.
 
-        Only the master keeps a reset that waits for a pull.
+        Only the master's object has resets that wait for a pull.
         """
         copy = ConsumerOffsets()
         copy._committed = self._committed
@@ -251,7 +251,8 @@ class Membership:
     def register(self, client: Client, data: ConsumerData, *, replaces_subscriptions: bool = True) -> bool:
         """Register the client in one group of its heartbeat.
 
-        Return whether it is a new member, or the topics of the group's subscriptions changed.
+        ``replaces_subscriptions`` is False if the heartbeat has no subscriptions; then the known ones stay.
+        Return whether the client is a new member, or the topics of the group's subscriptions changed.
         """
         group = self._groups.setdefault(data.group_name, _Group(data))
         group.data = data
@@ -388,8 +389,8 @@ class Producers:
 def _update_subscriptions(group: _Group, data: ConsumerData) -> bool:
     """Replace the group's subscriptions by those of ``data``; return whether the set of topics changed.
 
-    Of two subscriptions to a topic, the newer one is kept; that is no change. Source:
-    ``updateSubscription``.
+    If the group was subscribed to a topic already, the newer subscription is kept; this does not change the
+    set. Source: ``updateSubscription``.
     """
     sent = {each.topic: each for each in data.subscriptions}
     changed = sent.keys() != group.subscriptions.keys()

@@ -61,7 +61,7 @@ UNKNOWN_HOST = Host("127.0.0.1", 0)
 
 
 class Member(NamedTuple):
-    """One message of a run (messages that are stored together): the values in which they differ."""
+    """One message of a :class:`MessageRun`; the run has the values that all its messages share."""
 
     flag: int
     body: bytes
@@ -141,12 +141,12 @@ def encode_run(run: MessageRun, placement: Placement) -> EncodedRun:
 
 
 def decode_batch_members(batch: bytes, appended: bytes) -> Iterator[Member]:
-    """Decode the members of a producer's batch, each with the batch header's properties ``appended``.
+    """Decode the members of a producer's batch; append to each the properties of the batch, ``appended``.
 
     Raises:
         RemoteProtocolError: the bytes do not contain whole members.
 
-    Source: ``MessageDecoder.encodeMessages`` and golden fact 2.
+    Source: ``MessageDecoder.encodeMessages``, and recordings from a real broker (golden fact 2).
     """
     position, end = 0, len(batch)
     while position < end:

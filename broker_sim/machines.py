@@ -114,7 +114,8 @@ class Role:
     def handle(self, peer: Peer, command: RemotingCommand) -> list[Outgoing]:
         """Return the broker's commands after one request, changed as a master or slave answers.
 
-        A slave refuses sends, and refuses pulls unless ``slave_read_enable`` is set.
+        A slave refuses sends, resets of offsets, and the question how far replicas are. It also refuses pulls
+        unless ``slave_read_enable`` is set.
         """
         if command.is_response:
             return self._broker.handle(peer, command)
@@ -175,8 +176,9 @@ class Role:
     def _revised(self, answer: RemotingCommand, header: PullMessageRequestHeader) -> RemotingCommand:
         """Return the broker's answer to a pull, changed as a master with slaves, or a slave, gives it.
 
-        It suggests the machine for the next pull. While the master is alive, a slave that has no message lets
-        the client retry there; a slave never corrects the client's offset. Refusals stay unchanged.
+        It suggests the machine for the next pull. While the master is alive, a slave suggests it unless the
+        pulled messages are old; if the slave has no message, the client is to retry immediately. A slave
+        never corrects the client's offset. Refusals stay unchanged.
         """
         if "nextBeginOffset" not in answer.ext_fields:
             return answer

@@ -2,10 +2,10 @@
 
 The log is one growing store of bytes, cut into segments so that the oldest can be dropped. An offset never
 changes its meaning; dropping only raises ``min_offset``. One append lies in one segment. The segment being
-written is never dropped, so one large append may exceed the bound.
+written is never dropped, so one large append may exceed ``retention_bytes``.
 
 A consume queue indexes the log (``ConsumeQueue``). The index by key (``IndexService``) has the words of KEYS
-and UNIQ_KEY; it is filled only when asked, because most runs never ask.
+and UNIQ_KEY. Each query first adds the messages stored since the last one; most runs have no query.
 """
 
 from __future__ import annotations
@@ -359,7 +359,7 @@ class MessageStore:
         return self._log.end_offset
 
     def bytes_behind(self, topic: str, queue_id: int, queue_offset: int) -> int:
-        """Return how many bytes the log has from the message at ``queue_offset``, which must exist, on."""
+        """Return the bytes from the message at ``queue_offset``, which must exist, to the log's end."""
         return self._log.end_offset - self._queues[topic, queue_id].entry(queue_offset).commit_log_offset
 
     def get(

@@ -214,7 +214,7 @@ class NameServer:
         return reply(command, body=encode_topic_list(self._topics(self._brokers)))
 
     def _answer_topics_of_cluster(self, command: RemotingCommand) -> RemotingCommand:
-        """Answer with the cluster's topics; none for an unknown cluster, as 5.3.3 does by mistake."""
+        """Answer with the cluster's topics; with none, and no error, for an unknown cluster, as in 5.3.3."""
         names = self._brokers if _required(command, "cluster") == CLUSTER_NAME else ()
         return reply(command, body=encode_topic_list(self._topics(names)))
 
@@ -232,7 +232,10 @@ class NameServer:
         return self._set_perms(command, "wipeTopicCount", lambda perm: perm & ~PERM_WRITE)
 
     def _add_write_perm(self, command: RemotingCommand) -> RemotingCommand:
-        """Open all topics of the broker: 5.3.3 does not record which of them were closed before."""
+        """Let all topics of the broker be read and written.
+
+        5.3.3 does not record what was forbidden before an operator took away the right to write.
+        """
         return self._set_perms(command, "addTopicCount", lambda _: PERM_READ_WRITE)
 
     def _set_perms(

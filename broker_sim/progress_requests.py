@@ -2,7 +2,8 @@
 
 43, 208, 300, 303, 314, 343 and 345 (``AdminBrokerProcessor``); 222 INVOKE_BROKER_TO_RESET_OFFSET moves a
 group (``Broker2Client``). By default the broker keeps the new offset until the group's next pull, and does
-not wake held pulls (golden fact 11). With useServerSideResetOffset=false it notifies all members immediately.
+not end held pulls, as recorded from a real one (golden fact 11). With useServerSideResetOffset=false it
+notifies all members immediately.
 """
 
 from __future__ import annotations
@@ -261,10 +262,11 @@ def handle_clone_offsets(state: BrokerState, command: RemotingCommand) -> Remoti
 
 
 def _topics_of_interest(state: BrokerState, header: GetConsumeStatsRequestHeader) -> list[str]:
-    """Return the request's list of topics, else its topic or those for which the group has committed offsets.
+    """Return the topics that a request for a group's progress is about.
 
-    A list is returned unchanged. Of other topics, those are left out to which the group's members do not
-    subscribe; without members, none is left out.
+    If the request has a list of topics, this list is returned unchanged. Otherwise it is the request's topic
+    or, without one, all topics for which the group has committed offsets; but if the group has members, only
+    topics to which they subscribe.
     """
     if header.topic_list and header.topic_list.strip():
         return [name for name in header.topic_list.split(";") if name]

@@ -202,7 +202,8 @@ def _filter(state: BrokerState, header: PullMessageRequestHeader) -> MessageFilt
     """Return the filter of the pull's own subscription, or else of that from the group's heartbeats.
 
     Raises:
-        Refused: If there is no subscription, an older one than the pull names, or one that is not supported.
+        Refused: If there is no subscription, if the group's is older than the version in the pull, or if the
+            broker does not support it.
     """
     brings_its_own = bool(header.sys_flag & _SUBSCRIPTION)
     subscription = _own_subscription(header) if brings_its_own else _registered_subscription(state, header)

@@ -26,7 +26,8 @@ CLUSTER_RESOURCE = "DefaultCluster"
 _RETRY_SKIPS_TOPIC = frozenset(
     {RequestCode.PULL_MESSAGE, RequestCode.QUERY_CONSUMER_OFFSET, RequestCode.UPDATE_CONSUMER_OFFSET}
 )
-"""Requests in which a retry topic needs no right beyond the group's; in others it stands for its group."""
+"""Requests in which a retry topic needs no right of its own: they also name the group, which needs one. In
+all other requests, a retry topic needs a right to its group."""
 _ANYTHING = "*"
 _UNIQUE_KEY_QUERY = "_UNIQUE_KEY_QUERY"
 _NEWEST_THAT_LEAVES_IT_UNSIGNED = 399  # V4_9_3
@@ -282,7 +283,10 @@ def _denial(user: User, need: Need, ip: str) -> str | None:
 
 
 class Guarded(Around):
-    """An endpoint that serves only the requests that access control allows."""
+    """Refuses requests that access control forbids, and passes all others to an inner broker.
+
+    It is an :class:`broker_sim.server.Endpoint`, as the inner one is.
+    """
 
     def __init__(self, inner: Endpoint, access: AccessControl, *, mirror_header_form: bool = False) -> None:
         super().__init__(inner, mirror_header_form=mirror_header_form)

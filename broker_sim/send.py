@@ -355,8 +355,8 @@ def _members(
     Source: RocketMQ 5.3.3 ``MessageExtEncoder.encode``.
 
     Raises:
-        Refused: If a body or properties are too large. The code for a batch differs from that for a message,
-            as the real broker fails with an exception.
+        Refused: If a body or properties are too large. The code is SYSTEM_ERROR for a batch that is too
+            large, because the real broker fails with an exception then; otherwise it is MESSAGE_ILLEGAL.
     """
     if header.batch and len(command.body) > state.settings.max_message_size:
         raise Refused(

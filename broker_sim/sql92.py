@@ -42,7 +42,7 @@ class Kind(Enum):
     BOOLEAN = auto()
     """A condition. The constants TRUE, FALSE and NULL are of kind CONSTANT, and also count as conditions."""
     VALUE = auto()
-    """Any other operand: a value with a minus sign."""
+    """A value with a minus sign, which is the only other operand."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -307,7 +307,8 @@ def _check_order_operand(operand: Node) -> None:
 def compare(left: Value, right: Value) -> int:
     """Return a negative number, 0 or a positive number if ``left`` is below, equal to or above ``right``.
 
-    A string is converted to the type of the other side. The result is -1 for other types that differ.
+    Two strings are compared as text. A string beside a number or a boolean is converted to that type. The
+    result is -1 for a number beside a boolean, and if a side is null.
 
     Raises:
         Sql92Error: If a string does not convert, or ``left`` is a boolean and ``right`` a string.
@@ -326,7 +327,7 @@ def compare(left: Value, right: Value) -> int:
 
 
 def _compare(left: bool | int | float | None, right: bool | int | float | None) -> int:
-    """Compare two numbers or two booleans, as :func:`compare` does; return -1 for other pairs."""
+    """Compare two numbers or two booleans; return -1 for one of each, and if a side is null."""
     if left is None or right is None or isinstance(left, bool) is not isinstance(right, bool):
         return -1
     if isinstance(left, float) or isinstance(right, float):

@@ -56,7 +56,7 @@ class BrokerState:
     delayed: DelayedMessages = field(default_factory=DelayedMessages)
     """Messages that wait for the time of their delay level."""
     timers: DelayedMessages = field(default_factory=DelayedMessages)
-    """Messages that wait for their own time."""
+    """Messages that wait for the delivery time that their producer requested."""
     half_messages: dict[int, HalfMessage] = field(default_factory=dict)
     """Messages of transactions that have not ended, by commit log offset.
 
@@ -66,7 +66,8 @@ class BrokerState:
     """For a master: function that returns the end of each running replica's copy of its log, by address."""
     outbox: list[Outgoing] = field(default_factory=list)
     numbers: count[int] = field(default_factory=count)
-    """Numbers for a real broker's random choices: queues for producers that name none, and unique keys."""
+    """Counter that replaces a real broker's random choices: of queues, of unique keys, and of the producer to
+    ask about a transaction. It also numbers requests to clients."""
 
     def now_ms(self) -> int:
         """Return the milliseconds since the epoch."""

@@ -177,10 +177,10 @@ def _subscription(state: BrokerState, consumer_group: str, topic: str) -> dict[s
 
 
 def handle_create_topic(state: BrokerState, command: RemotingCommand) -> RemotingCommand:
-    """Answer 17 UPDATE_AND_CREATE_TOPIC: create a topic, or change its queue numbers and permission.
+    """Answer 17 UPDATE_AND_CREATE_TOPIC: create a topic, or change its configuration.
 
     Raises:
-        Refused: If the name, the numbers or the attributes are not valid.
+        Refused: If the name, a number of queues or the attributes are not valid.
     """
     header = from_ext_fields(CreateTopicRequestHeader, command.ext_fields)
     _check_name(header.topic)
@@ -265,8 +265,8 @@ def handle_delete_topic(state: BrokerState, command: RemotingCommand) -> Remotin
     An unknown topic is not an error.
 
     Raises:
-        Refused: If it is one of the broker's own topics; also, after the deletion, if timers are switched
-            off.
+        Refused: If the name is blank or that of one of the broker's own topics. If timers are switched off,
+            the topic is deleted, and the answer is an error all the same, as from a real broker.
     """
     name = from_ext_fields(TopicRequestHeader, command.ext_fields).topic
     if not name.strip():
@@ -303,7 +303,7 @@ def _attributes(state: BrokerState, header: CreateTopicRequestHeader) -> Mapping
     Source: ``AttributeParser``, ``AttributeUtil``.
 
     Raises:
-        Refused: If a change is malformed, or removes an attribute while the topic is created.
+        Refused: If a change is malformed, or removes an attribute of a topic that does not exist yet.
     """
     known = state.topics.find(header.topic)
     attributes = dict(known.attributes) if known else {}

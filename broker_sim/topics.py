@@ -97,10 +97,11 @@ class TopicTable:
         self._topics.pop(topic, None)
 
     def create_for_send(self, topic: str, default_topic: str, queue_nums: int) -> Topic | None:
-        """Create a topic at its first message, with the permission of topic ``default_topic``.
+        """Create a topic at its first message; ``default_topic`` is the template.
 
-        It gets ``queue_nums`` queues, but at most as many write queues as ``default_topic`` has, and cannot
-        itself be inherited. Return None if ``default_topic`` is missing or must not be inherited.
+        The topic gets ``queue_nums`` queues, but at most as many as the template has write queues. It has the
+        template's permission without the inherit bit, so it is no template itself. Return None if the
+        template is missing or lacks that bit.
 
         Source: ``TopicConfigManager.createTopicInSendMessageMethod``.
         """
