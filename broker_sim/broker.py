@@ -1,4 +1,4 @@
-"""One broker without its sockets: dispatches requests to their handlers and collects the bytes to send."""
+"""One broker without its sockets: passes requests to their handlers and collects the commands to send."""
 
 from __future__ import annotations
 

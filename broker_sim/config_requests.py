@@ -110,7 +110,7 @@ class _Setting(NamedTuple):
     """Parser and formatter of one of the broker's properties."""
 
     read: Callable[[BrokerSettings, str], BrokerSettings]
-    """Raises ValueError for an invalid text."""
+    """Returns the settings with the property's value from a text; raises ValueError if it is invalid."""
     show: Callable[[BrokerSettings], str]
 
 

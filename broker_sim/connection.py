@@ -130,7 +130,7 @@ class TlsStream:
 
 
 class Owner(Protocol):
-    """The server that owns connections; they call it on the event loop."""
+    """The server to which a :class:`Connection` belongs, and which the connection calls on the event loop."""
 
     @property
     def clock(self) -> Clock:

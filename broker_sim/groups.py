@@ -2,8 +2,9 @@
 
 Members (``ConsumerManager``): a heartbeat replaces the group's whole subscription table, so the last member
 to send one decides. A member leaves with its connection, by UNREGISTER_CLIENT, or after 120 s (by default)
-without a heartbeat. A method that returns True has changed the membership or the topics; its caller must
-notify the members.
+without a heartbeat. If ``register`` or ``unregister`` returns True, the membership or the topics have
+changed, and the caller must notify the members; likewise those of the groups that ``connection_closed`` and
+``expire`` return.
 
 Committed offsets (``ConsumerOffsetManager``) are a plain table: the last write wins. An operator's reset of a
 queue overrides the table until the group's next pull of that queue: until then queries show it, and commits

@@ -359,7 +359,10 @@ class MessageStore:
         return self._log.end_offset
 
     def bytes_behind(self, topic: str, queue_id: int, queue_offset: int) -> int:
-        """Return the bytes from the message at ``queue_offset``, which must exist, to the log's end."""
+        """Return the number of bytes from the beginning of a message to the log's end.
+
+        The queue must have the message, at ``queue_offset``.
+        """
         return self._log.end_offset - self._queues[topic, queue_id].entry(queue_offset).commit_log_offset
 
     def get(

@@ -116,7 +116,7 @@ def property_value(name: str) -> Node:
 
 
 def negate(operand: Node) -> Node:
-    """Return the operand with a minus sign; its value is null unless the operand's is a number.
+    """Return the operand with a minus sign; its value is null if the operand's value is not a number.
 
     So it is null for every property, since these are strings.
     """

@@ -53,7 +53,7 @@ _BYTES_PER_FIELD: Final = 320
 _WIDEST_CHARACTER: Final = 4
 _MAX_BINARY_CODE: Final = 0x7FFF
 _SHOWN_AROUND: Final = 10
-"""If a character cannot be sent, the error shows this many characters before and after it."""
+"""Number of characters that an error shows before and after a character that cannot be sent."""
 
 
 def signature(secret_key: bytes, ext_fields: Mapping[str, str], body: bytes) -> str:
@@ -77,7 +77,10 @@ class SerializeType(IntEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RemotingCommand:
-    """One request or response, in either direction; implements ``Outgoing`` for requests."""
+    """One request or response, in either direction.
+
+    A request is an :class:`~pyspark_rocketmq.wire.framing.Outgoing`.
+    """
 
     code: int
     """A ``RequestCode`` in a request, a ``ResponseCode`` in a response."""
@@ -224,7 +227,7 @@ _LANGUAGES: Final = {language.name: int(language) for language in LanguageCode}
 
 
 def _encode_json(command: RemotingCommand) -> bytes:
-    """Encode the header with its keys in fastjson's order: alphabetical, without absent ones."""
+    """Encode the header as fastjson does: keys in alphabetical order; fields without a value left out."""
     fields: dict[str, object] = {"code": _int32(command, "code", command.code)}
     if command.ext_fields:
         fields["extFields"] = dict(_checked_ext_fields(command))

@@ -273,9 +273,9 @@ def _write_key(key: object) -> str:
 class JsonObject:
     """One map of a JSON body, with a method to read a field as each type.
 
-    A field is absent if it is missing or null; a number or boolean also if it is one of the strings ``""``,
-    ``"null"`` and ``"NULL"``. An absent array or map is read as empty. Any other absent field without a
-    default raises ``RemoteProtocolError``, and so does a value of another type.
+    A field is absent if it is missing or null. For a method that reads a number or a boolean, the strings
+    ``""``, ``"null"`` and ``"NULL"`` are absent, too. An absent array or map is read as empty. Any other
+    absent field without a default raises ``RemoteProtocolError``, and so does a value of another type.
     """
 
     where: str
@@ -394,7 +394,7 @@ def read_object(data: bytes, where: str) -> JsonObject:
 
 
 def as_object(value: object, where: str) -> JsonObject:
-    """Check that a value that was read is a map with string keys, and return it; errors call it ``where``."""
+    """Return a value from JSON, which must be a map with string keys; errors call it ``where``."""
     if type(value) is not dict:
         raise RemoteProtocolError(f"{where} is not a JSON object: {short_repr(value)}.")
     return JsonObject(where, value)

@@ -88,9 +88,11 @@ class HeartbeatData:
     )
     """Producer groups."""
     fingerprint: int = member("heartbeatFingerprint", JsonObject.integer, 0)
-    """Fingerprint of the complete heartbeat, in version 2; 0 is version 1, which is always complete."""
+    """Fingerprint of the heartbeat with its subscriptions, in version 2 of heartbeats. 0 marks version 1,
+    which always has the subscriptions."""
     without_sub: bool = member("withoutSub", JsonObject.flag, False)
-    """Version 2: the subscriptions are left out, because the broker already has them by this fingerprint."""
+    """Whether the subscriptions are left out (only in version 2), because the broker has those of this
+    fingerprint already."""
 
 
 def _queues(owner: JsonObject, name: str, _: Any = None) -> frozenset[MessageQueue]:

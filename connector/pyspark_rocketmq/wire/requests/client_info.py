@@ -31,8 +31,7 @@ PROP_CONSUME_ORDERLY: Final = "PROP_CONSUMEORDERLY"
 PROP_CONSUME_TYPE: Final = "PROP_CONSUME_TYPE"
 PROP_CLIENT_VERSION: Final = "PROP_CLIENT_VERSION"
 PROP_CONSUMER_START_TIMESTAMP: Final = "PROP_CONSUMER_START_TIMESTAMP"
-"""This and the names above are properties of a running consumer that mqadmin reads
-(``ConsumerRunningInfo``)."""
+"""Name of a property of a running consumer that mqadmin reads, like those above (``ConsumerRunningInfo``)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -160,8 +160,8 @@ class QueueRequestHeader(TopicRequestFields):
     topic: str = text_field("topic")
     queue_id: int = int_field("queueId")
     committed: bool | None = bool_field("committed", None)
-    """Only for code 30 (GET_MAX_OFFSET): whether to count only messages that consumers can read already; None
-    means yes."""
+    """Whether to count only messages that consumers can read already (None: yes). Only code 30
+    (GET_MAX_OFFSET) uses it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
