@@ -67,6 +67,31 @@ _SECTIONS: Final = {
         "of the two; the source does the work of both on the same cores.",
         ("1 KiB: source, rows/s", "100 B: source, rows/s", "1 KiB: stream, rows/s", "100 B: stream, rows/s"),
     ),
+    "beside_kafka": _Section(
+        "The same messages of 1 KiB from RocketMQ and, by Spark's own source, from Kafka 3.9: the same "
+        "columns, in one session, in turns. *Row listener* and *ArrowListener* write exactly once, beside "
+        "Kafka's plain stream into Delta. Rows a second.",
+        (
+            "batch read: ours",
+            "batch read: Kafka",
+            "stream to Delta: ours",
+            "stream to Delta: Kafka",
+            "row listener: ours",
+            "ArrowListener: ours",
+        ),
+    ),
+    "change_table": _Section(
+        "Changes of 1 %, 10 % and 100 % of a table's 200,000 rows as Canal's JSON, beside a `foreachBatch` "
+        "with a MERGE of the same changes from Kafka.",
+        (
+            "1% of the rows: ours, s",
+            "1% of the rows: Kafka and MERGE, s",
+            "10% of the rows: ours, s",
+            "10% of the rows: Kafka and MERGE, s",
+            "100% of the rows: ours, s",
+            "100% of the rows: Kafka and MERGE, s",
+        ),
+    ),
     "sink": _Section(
         '`df.write.format("rocketmq")` of messages of 1 KiB, beside `DefaultMQProducer.send(list)` with two '
         "threads.",
@@ -190,6 +215,10 @@ _SECTIONS: Final = {
     "simulator": _Section(
         "`python -m broker_sim`, driven by bare sockets; rates are per second of the simulator's processor "
         "time."
+    ),
+    "worker": _Section(
+        "One task of a query in real time, in a process without Spark: its processor time, pulls, calls and "
+        "files, and the time from send to call.",
     ),
 }
 

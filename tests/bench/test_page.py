@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from bench.__main__ import _RUNS
 from bench.measure import Result, Spread, Target
-from bench.page import write_section
+from bench.page import _SECTIONS, write_section
 
 
 def _result(name: str, title: str, median: float, *, about: str = "", picture: str = "") -> Result:
@@ -68,3 +69,8 @@ def test_a_section_of_another_machine_says_so(tmp_path: Path) -> None:
 
     assert "64 cores of another make.\n\n## Decode\n" in page.read_text()
     assert "Measured with " in page.read_text()
+
+
+def test_each_benchmark_has_a_section_on_the_page() -> None:
+    """A result that has none would be lost at its end."""
+    assert _SECTIONS.keys() == _RUNS.keys()
