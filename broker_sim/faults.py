@@ -230,7 +230,10 @@ class FaultScript:
         return fault if isinstance(fault, RequestFault) else None
 
     def take_for_answer(self, where: str, request_code: int) -> AnswerFault | None:
-        """Remove and return the fault of server ``where``'s answer to a request with this code, else None."""
+        """Remove and return the fault of an answer that server ``where`` sends; None if there is none.
+
+        ``request_code`` is the code of the request that is answered.
+        """
         fault = self._take(where, request_code, lambda fault: isinstance(fault, AnswerFault))
         return fault if isinstance(fault, AnswerFault) else None
 

@@ -1,9 +1,10 @@
 """Transactional messages: held until their producer commits or rolls back, and checked if it does neither.
 
 A half message is in the broker's own topic. END_TRANSACTION stores it in the queue to which it was sent, or
-forgets it. When it is ``transaction_timeout_s`` old, and again at each interval, a member of its producer
-group is asked for its state. Each time the message is stored again, as by a real broker, so that its place in
-the log changes.
+forgets it. When it is ``transaction_timeout_s`` old, and then every ``transaction_check_interval_s``, a
+member of its producer group is asked for its state. Each time the message is stored again, as by a real
+broker, so that its place in the log changes. After ``transaction_check_max`` checks it is forgotten when it
+is due again; a real broker moves it to ``TRANS_CHECK_MAX_TIME_TOPIC``.
 
 A real broker looks for such messages every ``transactionCheckInterval``; here each is due at its own time.
 The topic of finished ones (``RMQ_SYS_TRANS_OP_HALF_TOPIC``) is not written.

@@ -414,13 +414,15 @@ class OrderlyConsumption:
 
         Args:
             answer: Whatever the listener returned; a string equal to a status is that status. If the listener
-                raised an error: ``NoStatus.RAISED`` or ``NoStatus.NOT_NOW``.
+                raised an error: ``NoStatus.NOT_NOW`` if the error has nothing to do with the messages, else
+                ``NoStatus.RAISED``.
             auto_commit: The context's value after the call.
-            suspend_millis: The context's value after the call; -1 or no number stands for the consumer's.
+            suspend_millis: The context's value after the call; if it is -1 or not a number, the consumer's
+                own pause counts.
             now_s: When the listener returned.
 
         Raises:
-            RuntimeError: If no delivery is running.
+            RuntimeError: If no delivery is running, or dead letters of the last answer are still to be sent.
         """
         stop = self._stop
         if not stop or self._failed is not None:

@@ -173,9 +173,10 @@ def _no_parameter(name: str, known: Sequence[str]) -> str:
 
 
 def warn_of_long_name(consumer_group: str, namespace: str | None, *, has_letters: bool) -> None:
-    """Log a warning if a group's name is too long for dead letters, whose topic's name contains it.
+    """Log a warning if a group's name is so long that dead letters cannot be sent to its retry topic.
 
-    ``has_letters``: whether the group makes dead letters; if not, nothing is logged.
+    The topic's name contains the group's, namespace included. ``has_letters``: whether the group makes dead
+    letters; if not, nothing is logged.
     """
     name = with_namespace(namespace or "", consumer_group)
     if has_letters and len(name) > _SAFE_NAME:

@@ -130,7 +130,7 @@ class ArrivedMessages(Sequence[MessageExt]):
         pieces: Iterable[MessagePiece] = (),
         extra: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
-        """Begin with ``pieces``; their messages get the additional properties ``extra``."""
+        """Begin with ``pieces``, which are added with ``extra`` as by :meth:`extend`."""
         self._queue = queue
         # Each of these lists has one item for each piece.
         self._pieces: list[MessagePiece] = []
@@ -162,7 +162,7 @@ class ArrivedMessages(Sequence[MessageExt]):
     ) -> None:
         """Add the next messages, which take ``nbytes`` together.
 
-        Messages that are created from rows get the additional properties ``extra``.
+        Messages created from rows get the additional properties ``extra``; objects stay as they are.
         """
         for piece in pieces:
             if not len(piece):

@@ -548,7 +548,7 @@ class RoutesChanges(Protocol):
 
 @runtime_checkable
 class PreparesForManyCommits(Protocol):
-    """A sink that is created differently if it gets several commits a second."""
+    """A sink whose ``prepare`` sets it up differently if it will get several commits a second."""
 
     def expect_many_commits(self) -> None:
         """Note that the sink will get several commits a second; called before ``prepare``."""

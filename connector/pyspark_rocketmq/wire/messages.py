@@ -383,7 +383,8 @@ def encode_batch(messages: Sequence[Message]) -> bytes:
             parts += batch_member(message.body, encode_properties(message.properties), flag=message.flag)
         except struct.error as exc:
             raise LocalProtocolError(
-                f"A message of topic {message.topic} does not fit a batch: {exc}."
+                f"A message of topic {message.topic} does not fit a batch: its flag, {message.flag!r}, or "
+                f"the length of its body is not a number of 32 bits ({exc})."
             ) from exc
     return b"".join(parts)
 

@@ -175,11 +175,11 @@ class BatchChanges:
         for source, had in refuting:
             of = f" of {'.'.join(source)}" if source else ""
             raise SinkConflict(
-                f"The changes{of} have positions of {parts_in(lower[source])} numbers, but "
-                f"{masked(self.folder)} has{of} a position of {parts_in(had)} numbers that sorts above "
-                "them, so all changes would be taken for older ones. The envelope, its order or source has "
-                "changed. Set it as it was, or start the query with a new folder and load the source's "
-                "table into that. Nothing of this batch was added."
+                f"The positions of the changes{of} have {parts_in(lower[source])} numbers. "
+                f"{masked(self.folder)} already has a higher one, of {parts_in(had)} numbers, so all "
+                "changes would be taken for older ones. The envelope, its order or source has changed. Set "
+                "it as it was, or start the query with a new folder and load the source's table into that. "
+                "Nothing of this batch was added."
             )
 
     def _refuting_rows(self, lower: Mapping[Key, Order]) -> Iterator[tuple[Key, Order]]:

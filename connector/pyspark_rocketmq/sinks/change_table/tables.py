@@ -458,5 +458,5 @@ class TablesAppender:
         return FileAppender(self.table).set_watermarks(log, before, commit)
 
     def add_columns(self, log: SinkLog, columns: pa.Schema) -> None:  # noqa: ARG002 - it has the same table
-        """Add columns to the table with the watermarks."""
+        """Add columns to the watermarks' table, and move to its newest version."""
         self.table.add_columns(columns)
