@@ -102,11 +102,11 @@ def float_literal(text: str) -> Node:
     """Return the operand of a floating point literal.
 
     Raises:
-        Sql92Error: If it is 0 or too large for a double, as Java refuses both.
+        Sql92Error: If it is 0, or too small or too large for a double, as in Java.
     """
     number = float(text)
     if math.isinf(number) or number <= 0:
-        raise Sql92Error(f"{text} is not between the smallest and the largest double")
+        raise Sql92Error(f"{text} is 0, or too small or too large for a double")
     return constant(number)
 
 

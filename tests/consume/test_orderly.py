@@ -355,7 +355,7 @@ def test_dead_letters_that_were_not_asked_for_change_nothing() -> None:
 def test_nothing_goes_on_before_the_dead_letters_are_sent() -> None:
     """D1, D6"""
     machine = consumption(max_reconsume_times=0)
-    with pytest.raises(RuntimeError, match="SEND_BACK comes first"):
+    with pytest.raises(RuntimeError, match="There are no dead letters to send"):
         machine.sent_back([0], START_S)
     deliver(machine, SUSPEND)
 
@@ -364,7 +364,7 @@ def test_nothing_goes_on_before_the_dead_letters_are_sent() -> None:
     with pytest.raises(RuntimeError, match="No messages are with the listener"):
         answer(machine, SUCCESS)
     machine.sent_back([0], START_S)
-    with pytest.raises(RuntimeError, match="SEND_BACK comes first"):
+    with pytest.raises(RuntimeError, match="There are no dead letters to send"):
         machine.sent_back([0], START_S)
 
 

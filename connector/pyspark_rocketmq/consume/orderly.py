@@ -470,7 +470,7 @@ class OrderlyConsumption:
         failed = self._failed
         if failed is None:
             raise RuntimeError(
-                "No dead letters were to be sent; an answer with the effect SEND_BACK comes first."
+                "There are no dead letters to send; answered() must return the effect SEND_BACK first."
             )
         self._failed = None
         passed = set(stored) & set(failed.outcome.dead_letters)

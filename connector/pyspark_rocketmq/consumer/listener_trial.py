@@ -50,7 +50,8 @@ def run_listener(
     """Give an orderly listener the messages of one queue, without Spark or a broker; for tests.
 
     A suspended queue is delivered again immediately. ``reconsume_times`` and ``context.attempt`` are then one
-    higher, except after a failure that does not count: a roll-back, or a schema registry that is down.
+    higher, except after a failure that does not count: a roll-back, an ``open`` that failed, or a schema
+    registry that is down.
 
     Args:
         listener: Any form that ``register_message_listener`` takes with ``orderly=True``.
@@ -63,7 +64,7 @@ def run_listener(
         max_suspensions: Maximum number of suspensions after which the run goes on; the next one ends it.
 
     Raises:
-        OptionError: If the listener has none of these forms.
+        OptionError: If the listener has no form that ``register_message_listener`` takes.
         SchemaError: If the schema cannot be used, or the listener emits a row that breaks it.
         RocketMQError: If the disk has no space for the rows.
         ValueError: If a setting is out of its bounds.

@@ -57,7 +57,7 @@ def listed(queues: Iterable[MessageQueue]) -> list[list[str | int]]:
 
 
 def queue_list(queues: object, peer: str = "hub") -> frozenset[MessageQueue]:
-    """Return the queues in a list from a message: of each, topic, broker name and queue id.
+    """Return the queues of a list in a message, which has topic, broker name and queue id of each queue.
 
     Raises:
         RemoteProtocolError: If the value is not a list of queues.
@@ -68,7 +68,9 @@ def queue_list(queues: object, peer: str = "hub") -> frozenset[MessageQueue]:
             for topic, broker_name, queue_id in queues  # type: ignore[attr-defined]
         )
     except (TypeError, ValueError) as error:
-        raise RemoteProtocolError(f"{peer}: a message's list of queues cannot be read: {error}.") from error
+        raise RemoteProtocolError(
+            f"{peer}: the list of queues that it sent cannot be read: {error}."
+        ) from error
 
 
 def _listed_places(places: Mapping[MessageQueue, Place]) -> list[list[str | int]]:

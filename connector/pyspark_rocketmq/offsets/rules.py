@@ -274,7 +274,9 @@ def _with(row: OffsetRow, **changes: Any) -> OffsetRow:
 def _following(row: OffsetRow, at_broker: int | None, before: OffsetRow | None) -> OffsetRow:
     """Return the row, moved to ``at_broker`` if somebody else has stored that offset at the queue's broker.
 
-    ``before`` is the row as it was before the broker was queried; None if it was not read.
+    An offset in ``row.shown`` was not stored by somebody else: Spark queries have sent it, or found it there.
+    ``before`` is the row as it was before the broker was queried; None if it was not read. If only
+    ``before.shown`` has the offset, the broker has got a later one since, and the row stays as it is.
     """
     if before is not None and at_broker in before.shown and at_broker not in row.shown:
         # The broker's answer is older than an offset of our own that has arrived there since.

@@ -76,7 +76,7 @@ class TargetTopic:
         """Look up the topic's queues, for up to ``retryTimeoutMs``; this object keeps using them.
 
         Raises:
-            RocketMQError: If the topic has no queues.
+            RocketMQError: If the topic has no queues to write to, or its route cannot be looked up.
         """
         self._options = options
         self._topic = topic

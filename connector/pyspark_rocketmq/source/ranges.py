@@ -412,7 +412,7 @@ def _packed(ranges: Sequence[QueueRange]) -> str:
 
 def _unpacked(text: str, queues: int, *, is_open: bool) -> Iterable[QueueRange]:
     if queues > _MOST_QUEUES:
-        raise ValueError(f"{queues} queues are more than {_MOST_QUEUES}")
+        raise ValueError(f"the number of queues is {queues}, but at most {_MOST_QUEUES} are possible")
     unpacking = zlib.decompressobj()
     data = unpacking.decompress(base64.b85decode(text), queues * _MOST_BYTES_A_QUEUE)
     line, _, numbers = data.partition(b"\n")
@@ -425,7 +425,7 @@ def _unpacked(text: str, queues: int, *, is_open: bool) -> Iterable[QueueRange]:
     )
     names = [(_text(topic), _text(name), _whole(count, 1)) for topic, name, count in facts["brokers"]]
     if sum(count for *_, count in names) != queues:
-        raise ValueError(f"brokers have not {queues} queues together")
+        raise ValueError(f"the brokers do not have {queues} queues together")
     at = 0
     for topic, broker_name, count in names:
         queue_id = 0

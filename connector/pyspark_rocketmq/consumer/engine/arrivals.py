@@ -67,7 +67,7 @@ class Source(Protocol):
         ...
 
     def go_on(self, queue: MessageQueue) -> None:
-        """Read a queue again."""
+        """Continue to read a queue that :meth:`hold` has stopped."""
         ...
 
     def leave(self, queue: MessageQueue) -> None:

@@ -135,8 +135,8 @@ class ChangeTable(DeltaSink):
             envelope_options: Options of the envelope, as for ``change_columns``: ``source_time_zone`` …
 
         Raises:
-            OptionError: If these settings exclude each other, or an option of the envelope is missing or
-                wrong.
+            OptionError: If a setting or an option of the envelope is missing or wrong, or if settings exclude
+                each other: ``truncates="apply"`` excludes ``deletes="soft"`` and ``order="queue"``.
         """
         chosen = {
             "order": order,
@@ -509,7 +509,7 @@ def _check_tracked(tracked: Sequence[str], table: pa.Schema) -> None:
 
 
 def _check_history(stored_as_scd_type: int | str, tracked: Sequence[str] | None, deletes: str) -> None:
-    """Refuse settings of versions that exclude each other.
+    """Refuse settings of versions that are wrong or exclude each other.
 
     Raises:
         OptionError: With all problems.
@@ -532,7 +532,7 @@ def _check_history(stored_as_scd_type: int | str, tracked: Sequence[str] | None,
 
 
 def _check(path: str | Path, keys: Sequence[str], chosen: Mapping[str, str]) -> None:
-    """Refuse settings that exclude each other.
+    """Refuse settings that are wrong or exclude each other.
 
     Raises:
         OptionError: With all problems.
