@@ -389,8 +389,8 @@ def place_of(change: Change, offset: int, number: int, *, by_queue: bool) -> Ord
     the log.
 
     Raises:
-        Unusable: If the position is invalid, or it is missing, except from a snapshot's row and with
-            ``by_queue``.
+        Unusable: If the position is invalid. Also if it is missing, unless the change is a snapshot's row or
+            ``by_queue`` is set.
     """
     is_snapshot = change.operation is Operation.SNAPSHOT
     if change.position is None and not by_queue and not is_snapshot:

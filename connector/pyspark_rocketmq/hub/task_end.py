@@ -262,9 +262,10 @@ class TaskControl(RangeInstructions):
         """Set the function that begins a *cut*: another thread then puts results into a part and sends it.
 
         The function is called on the connection's thread and must not wait. Its argument is the number of the
-        driver's request. None means that a queue is given up: then only results of ranges that have ended are
-        sent. The function returns whether it has begun a cut. If so, a request must be answered later, by
-        :meth:`hand_over` or :meth:`nothing_to_cut`.
+        driver's request, or None if a queue is given up. With None, the part that grows is sent as it is,
+        without new results of ranges that go on. The function returns whether it has begun a cut. If so, the
+        cut answers a numbered request later, by :meth:`hand_over` or :meth:`nothing_to_cut`. A cut for None
+        needs no answer.
         """
         self._on_cut = cut
 

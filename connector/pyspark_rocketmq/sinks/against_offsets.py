@@ -55,9 +55,10 @@ class SinkStanding(NamedTuple):
 
 
 def with_newest(standing: SinkStanding, newest: Mapping[MessageQueue, str]) -> SinkStanding:
-    """Return ``standing`` with the newest messages that are below their queue's watermark.
+    """Return ``standing`` with ``newest``: by queue, the newest message that the sink stores.
 
-    A message may be at or above a watermark that was set back; then it is left out.
+    The messages are texts of ``RememberedMessages``. A message at or above its queue's watermark is left out:
+    the watermark was set back after the sink stored the message.
     """
     below = {
         queue: text
