@@ -103,7 +103,7 @@ def test_a_line_without_an_end_is_refused_before_it_is_long() -> None:
     """H9"""
     buffer, _ = sessions()
     buffer.lines(b"x" * LONGEST_GREETING)
-    with pytest.raises(RemoteProtocolError, match="has more than 512 bytes"):
+    with pytest.raises(RemoteProtocolError, match="a line of more than 512 bytes"):
         buffer.lines(b"x")
 
 

@@ -192,5 +192,7 @@ class _Shape:
 def _texts(row: Mapping[str, Any]) -> Iterator[tuple[str, str | None]]:
     for name, value in row.items():
         if value is not None and not isinstance(value, str):
-            raise Unreadable(f"column {name} has a value that is no text, as Canal's have to be")
+            raise Unreadable(
+                f"the value of column {name} is no text; Canal writes each value as text or null"
+            )
         yield name, value

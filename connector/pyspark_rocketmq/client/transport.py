@@ -232,7 +232,10 @@ class SendingTime:
         self._began_s = time.monotonic()
 
     def next_s(self) -> float:
-        """Return the time-out of the next send. It is never 0: a socket that can take data still gets it."""
+        """Return the time-out of the next send, in seconds.
+
+        It is at least 1 ms. So even after the limit a socket gets the data that it can take immediately.
+        """
         return max(0.001, min(self._stall_s, self._limit_s - (time.monotonic() - self._began_s)))
 
     def complaint(self, rest: int) -> str:

@@ -205,7 +205,7 @@ def _counted_columns(table: DeltaTable) -> frozenset[str]:
 
 
 def _width(type_: pa.DataType) -> int:
-    """Return as how many columns a column counts: a struct as all columns within it, any other as one."""
+    """Return 1 for a column; for a struct, the number of columns within it, also within its inner structs."""
     return sum(_width(field.type) for field in type_) if pa.types.is_struct(type_) else 1
 
 

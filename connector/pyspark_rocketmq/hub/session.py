@@ -117,7 +117,8 @@ class Session:
         lines = bytes(self._rest + data[:end]).split(b"\n")[:-1] if end else []
         self._rest = bytearray(data[end:]) if end else self._rest + data
         if any(len(line) > longest for line in (*lines, self._rest)):
-            raise RemoteProtocolError(f"{self._peer}: a line has more than {longest} bytes.")
+            unproved = "" if self.is_open else " It has not shown the query's key: it may be another program."
+            raise RemoteProtocolError(f"{self._peer}: it sent a line of more than {longest} bytes.{unproved}")
         return lines
 
     def receive(self, line: bytes) -> tuple[bytes, JsonObject | None]:

@@ -190,7 +190,8 @@ class TaskControl(RangeInstructions):
     def is_given_up(self, queue: MessageQueue) -> bool:
         """Return whether nothing more may be delivered from ``queue``; once true, it stays true.
 
-        That is so if the queue is given up, or the task is to end.
+        That is so if the queue is given up, if the task is to end, or if the batch's end is announced and the
+        queue's running call takes long.
         """
         return self._all or queue in self._ended
 
@@ -364,9 +365,10 @@ class TaskControl(RangeInstructions):
         self._taker = taker
 
     def take(self, brought: object) -> bool:
-        """Send the result ``brought`` of a range that was given up; return whether it is sent.
+        """Hand over the result ``brought`` of a range that has ended; return False if the caller keeps it.
 
-        If not, the caller keeps it.
+        It keeps the result if the queue is not given up (only the task is to end, or a call takes long), or
+        if the task sends no more parts. A result that the driver wants dropped counts as handed over.
         """
         return self._taker(brought)
 

@@ -144,6 +144,9 @@ def found_at(
 ) -> Found:
     """Ask a broker by one pull which message it has at an offset, and which bounds the queue has.
 
+    If an operator has reset the queue, the broker may report this instead of the message. It does so only
+    once, so the caller must take care of ``reset_to`` if the group consumes the queue.
+
     Raises:
         RocketMQError: If the broker does not answer, or refuses.
     """
@@ -155,6 +158,8 @@ def stored_ms_at(
     brokers: BrokerClient, consumer_group: str, queue: MessageQueue, offset: int, address: BrokerAddress
 ) -> int | None:
     """Return when the message at an offset was stored (ms); None if it is missing or cannot be decoded.
+
+    None also if the broker reports an operator's reset instead of the message; this report is then lost.
 
     Raises:
         RocketMQError: If the broker does not answer, or refuses.

@@ -160,11 +160,13 @@ class Producer(Closing):
                 closed. With a pool, ``namespace`` is used as given.
             clock: The system's if not given.
             namespace: Namespace of the topics and of the producer group, which are named without it
-                everywhere. By default it is that of a host ``MQ_INST_…`` among ``name_servers``.
+                everywhere. By default it is that of a host ``MQ_INST_…`` among ``name_servers``, or none if
+                ``namespace_v2`` is set.
             batch_send: Whether :meth:`send_ordered` forms batches; False for clusters that accept none.
 
         Raises:
-            OptionError: If an address or a file for TLS cannot be used.
+            OptionError: If an address or a file for TLS cannot be used, or if ``namespace`` and
+                ``namespace_v2`` are both given.
         """
         self._clock = clock or SystemClock()
         self._own_pool = None if pool else (settings or ConnectionSettings()).open_pool(self._clock)
