@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -82,6 +83,17 @@ def test_a_name_cannot_put_markup_into_the_page(tmp_path: Path, browser: Browser
     document = browser.document(page, tmp_path / "screenshot.png")
     assert "<title>foreign" not in document
     assert "g&lt;/script&gt;&lt;script&gt;document.title" in document
+
+
+def test_only_marks_that_are_drawn_are_explained(history: LagHistory, tmp_path: Path) -> None:
+    """B5: while a broker is away, nothing is known of what waits, so there is no place for a mark."""
+    known, page = list(history.ends), tmp_path / "lag.html"
+    known[3] = {}
+
+    write_page(replace(history, ends=tuple(known)), page)
+
+    assert "dashed line: offsets reset" in page.read_text()
+    assert "triangle: queue suspended" not in page.read_text()
 
 
 def test_the_chart_is_a_png_of_its_panels(history: LagHistory, tmp_path: Path) -> None:

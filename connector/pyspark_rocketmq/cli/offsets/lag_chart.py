@@ -194,7 +194,7 @@ def _chart(history: LagHistory) -> alt.VConcatChart:
 
 def _explained(records: list[dict[str, Any]], history: LagHistory) -> list[str]:
     """Return explanations of the marks that the chart contains."""
-    states = {record["state"] for record in records}
+    states = {record["state"] for record in _marked(records)}
     words = [
         ("triangle: queue suspended by its listener", SUSPENDED in states),
         ("circle: its next message is delivered again", RETRIED in states),
@@ -232,10 +232,14 @@ def _lines(records: list[dict[str, Any]], field: str, title: str, chosen: alt.Pa
     return chart
 
 
+def _marked(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the records that get a mark; none without a known backlog, where the mark would stand."""
+    return [record for record in records if record["state"] is not None and record["backlog"] is not None]
+
+
 def _marks(records: list[dict[str, Any]]) -> alt.Chart:
-    marked = [record for record in records if record["state"] is not None and record["backlog"] is not None]
     chart: alt.Chart = (
-        alt.Chart(_data(marked))
+        alt.Chart(_data(_marked(records)))
         .mark_point(filled=True, size=70, opacity=1.0)
         .encode(
             x=_time_axis(),
