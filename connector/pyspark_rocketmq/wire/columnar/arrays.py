@@ -27,7 +27,7 @@ _LEAST_REPEATED: Final = 4096
 A batch with fewer rows uses a slice of it.
 """
 _MOST_SHARED_BYTES: Final = 1 << 20
-"""Maximum size of such a column, in bytes; a larger one is created anew for each batch."""
+"""Maximum size of such a column, in bytes; a larger one is created again for each batch."""
 _OFFSET: Final = np.dtype(np.int32)
 
 _PIECE: Final = 1 << 17
