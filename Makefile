@@ -50,10 +50,10 @@ long-fetch: fetch ## What the tests marked long need besides: Go's client, YARN,
 	@$(CHECK) python -m tests.go_client.program
 	@$(ENV) --maven dev sh -c 'python -m tests.helpers.hadoop && python -m tests.change_data.real.feeder'
 
-long-test: long-fetch ## The tests marked long: processes that are killed, Spark clusters, other Sparks, Java's and Go's clients, all pages
+long-test: long-fetch ## The tests marked long: processes that are killed, Spark clusters, Java's and Go's clients, all pages
 	@$(ENV) dev $(PYTEST) --long $(ARGS)
 
-all-tests: long-fetch ## make test and make long-test at once, which takes less time than one after the other
+all-tests: long-fetch ## make ci-test and make long-test at once, which takes less time than one after the other
 	@$(ENV) dev $(PYTEST) --all $(ARGS)
 
 other-sparks: ## The environments of make spark-test

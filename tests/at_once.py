@@ -2,7 +2,7 @@
 
     python -m tests.at_once           # what `make test` runs: the tests that are not marked ``long``
     python -m tests.at_once --sparks  # what CI runs: the same, and beside them `make spark-test`
-    python -m tests.at_once --long    # what `make long-test` runs: those that are, and beside them `make spark-test`
+    python -m tests.at_once --long    # what `make long-test` runs: those that are
     python -m tests.at_once --all     # what `make all-tests` runs: both, and beside them `make spark-test`
 
 Much of their time is waited for, so they use both cores of a small machine only together. A process has a
@@ -32,7 +32,9 @@ from tests.helpers.taken_files import RUN, TAKEN_FOLDER, Taken
 
 _SHORT = "not long"
 _CHOICES = {"--sparks": _SHORT, "--long": "long", "--all": "(long or not long)"}
-"""Options, and the tests that they choose; with each of them, other Sparks are tested, too."""
+"""Options, and the tests that they choose."""
+_WITH_OTHER_SPARKS = frozenset({"--sparks", "--all"})
+"""Options with which other Sparks are tested, too; CI has done so before anybody runs only the long tests."""
 _WITH_SPARK, _WITHOUT = "spark", "not spark"
 _OTHER_SPARKS = ("make", "--no-print-directory", "spark-test")
 _LONGEST_S = 75 * 60.0
@@ -52,7 +54,7 @@ def main(arguments: list[str]) -> int:
         marker = ["-m", chosen] if options else []
         return subprocess.call([sys.executable, "-m", "pytest", *marker, *for_pytest])
     with TemporaryDirectory(prefix="tests-") as folder:
-        return _run(chosen, Path(folder), other_sparks=bool(options))
+        return _run(chosen, Path(folder), other_sparks=not _WITH_OTHER_SPARKS.isdisjoint(options))
 
 
 def _run(chosen: str, folder: Path, *, other_sparks: bool) -> int:
@@ -61,6 +63,10 @@ def _run(chosen: str, folder: Path, *, other_sparks: bool) -> int:
     if other_sparks:
         lines.append(Line("other Sparks", folder, chosen))
         of_kinds.append([_OTHER_SPARKS, _WITHOUT, _WITH_SPARK])
+    elif chosen != _SHORT:
+        # The long tests wait more than others, for processes that die or fall silent.
+        lines.append(Line("also without Spark", folder, chosen))
+        of_kinds.append([_WITHOUT, _WITH_SPARK])
 
     def on_signal(number: int, _: object) -> None:
         for line in lines:

@@ -106,6 +106,18 @@ def test_a_part_that_fails_fails_the_run(
 
 
 @pytest.mark.usefixtures("quiet")
+def test_the_long_tests_run_in_three_processes_without_other_sparks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    commands = Commands({}, monkeypatch)
+
+    assert at_once._run("long", tmp_path, other_sparks=False) == 0
+    assert sorted(commands.called)[:2] == ["not spark and long"] * 2
+    assert "spark and long" in commands.called
+    assert "spark-test" not in commands.called
+
+
+@pytest.mark.usefixtures("quiet")
 def test_who_has_done_its_kind_helps_with_the_other_while_files_are_left(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
