@@ -18,6 +18,7 @@ from pyspark_rocketmq.model import Message, MessageQueue, QueueState, retry_topi
 from pyspark_rocketmq.offsets.open import MemoryOffsetStore
 from pyspark_rocketmq.offsets.store import QueueCommit
 from pyspark_rocketmq.options.read import ReadOptions
+from pyspark_rocketmq.source.ranges import offset_to_plan
 from pyspark_rocketmq.source.readers import RocketMQBatchReader
 from pyspark_rocketmq.wire.requests.send import SendSettings
 from tests.both.support import await_readable
@@ -105,6 +106,17 @@ def test_every_topic_is_read_with_its_own_tags(
     assert {queue: rows[queue].next_offset for queue in queues_of(cluster, one, two)} == {
         queue: 2 if queue.broker_name == "broker-a" else 0 for queue in queues_of(cluster, one, two)
     }
+
+
+def test_the_first_plan_of_a_new_group_has_its_retry_queues(
+    cluster: ClusterUnderTest, topics: tuple[str, str], start: Start, group: str
+) -> None:
+    """E3: in real time the next plan would have to end the first batch, with its deliveries under way."""
+    query = start("one", realTime="5 minutes", handOverRanges="true")
+
+    planned = offset_to_plan(query.planner.latest(query.offset))[1]
+
+    assert {each.queue for each in planned} == queues_of(cluster, *topics, retry_topic(group))
 
 
 def test_a_heartbeat_has_every_subscription(

@@ -58,10 +58,10 @@ class Look:
     def __init__(self, name_server: NameServer, *topics: str, retry: str | None = RETRY) -> None:
         self.clock = FakeClock()
         client: Any = name_server
-        self._routes = TopicRoutes(client, topics, retry, self.clock)
+        self.routes = TopicRoutes(client, topics, retry, self.clock)
 
     def __call__(self) -> Any:
-        return self._routes.look(Deadline.after(self.clock, 1.0))
+        return self.routes.look(Deadline.after(self.clock, 1.0))
 
 
 def test_the_queues_and_masters_of_all_topics_are_one() -> None:
@@ -125,6 +125,22 @@ def test_a_retry_topic_need_not_be_there_and_is_found_soon_after_it_was_made() -
     look.clock.advance(1.0)
 
     assert look().queues == (MessageQueue("orders", "broker-a", 0), MessageQueue(RETRY, "broker-a", 0))
+
+
+def test_a_retry_topic_is_looked_for_at_once_when_brokers_have_had_a_heartbeat() -> None:
+    """E3."""
+    name_server = NameServer(orders=route("broker-a", "broker-b"))
+    look = Look(name_server, "orders")
+    look()
+
+    name_server.routes[RETRY] = route("broker-a", "broker-b")
+    look.routes.expect_retries()
+
+    assert {queue.broker_name for queue in look().queues if queue.topic == RETRY} == {"broker-a", "broker-b"}
+    asked = name_server.asked.count(RETRY)
+    look.routes.expect_retries()
+    look()
+    assert name_server.asked.count(RETRY) == asked + 1, "like any other route, which its client keeps"
 
 
 def test_a_retry_topic_that_never_comes_is_asked_for_less_and_less_often() -> None:

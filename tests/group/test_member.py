@@ -17,7 +17,7 @@ from pyspark_rocketmq.clock import SystemClock
 from pyspark_rocketmq.consume.allocation import Averagely
 from pyspark_rocketmq.consume.membership import MembershipTiming
 from pyspark_rocketmq.group.member import RunningMember
-from pyspark_rocketmq.model import MessageQueue
+from pyspark_rocketmq.model import MessageQueue, retry_topic
 from pyspark_rocketmq.wire.codes import RequestCode
 from tests.group.conftest import (
     SOON_S,
@@ -69,6 +69,22 @@ def test_the_first_member_gets_every_queue_locked(cluster: ClusterUnderTest, mem
 
     assert member.await_settled(SOON_S)
     assert plannable(member) == but_retries(member.held()) == queues_of(cluster, topic)
+
+
+@pytest.mark.parametrize("orderly", ["true", "false"])
+def test_the_first_share_of_a_new_group_has_its_retry_queues(
+    cluster: ClusterUnderTest, members: Members, orderly: str
+) -> None:
+    """E3: each broker creates one at the group's first heartbeat; in real time, a batch without it would end
+    as soon as it was found.
+    """
+    member = members.join(cluster.name_servers, cluster.create_topic(queues=1), "one", consumeOrderly=orderly)
+
+    assert member.await_settled(SOON_S)
+
+    queues = member.begin_plan()
+    retries = {queue.broker_name for queue in queues if queue.topic == retry_topic(members.group)}
+    assert retries == cluster.broker_addresses.keys()
 
 
 def test_a_member_waits_for_its_first_queue(cluster: ClusterUnderTest, members: Members) -> None:
@@ -400,7 +416,7 @@ def test_a_plan_that_ends_while_its_member_leaves_leaves_no_lock(
     queues = queues_of(cluster, topic)
     one = members.join(cluster.name_servers, topic, "one")
     await_plannable(one, queues)
-    assert one.planned(one.begin_plan()) == queues
+    assert but_retries(one.planned(one.begin_plan())) == queues
     one._watcher = Quick(one)
 
     one.stop(SOON_S)

@@ -95,6 +95,9 @@ class FakeView:
     def forget_deleted(self, snapshot: Snapshot) -> None:
         """Every look is at all there is."""
 
+    def expect_retries(self) -> None:
+        """Every look is at all there is."""
+
     def starting_positions(
         self, snapshot: Snapshot, queues: Collection[MessageQueue], default: QueuePositions
     ) -> dict[MessageQueue, int]:

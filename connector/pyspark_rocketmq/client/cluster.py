@@ -38,7 +38,7 @@ _CONNECTING: Final = RetryPolicy(attempts=3, first_pause_s=0.5, max_pause_s=0.5)
 _SOON_S: Final = 1.0
 _LATE_S: Final = 30.0
 """Seconds between look-ups of a retry topic that is not on all brokers yet; they grow from ``_SOON_S`` to
-``_LATE_S``. A broker creates it right after the group's first heartbeat, or never if rights are missing."""
+``_LATE_S``. A broker creates it at the group's first heartbeat, or never if rights are missing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -376,6 +376,13 @@ class TopicRoutes:
             self._name_server.invalidate(topic)
         if self._retry_topic is not None:
             self._name_server.invalidate(self._retry_topic)
+
+    def expect_retries(self) -> None:
+        """Let the next :meth:`look` ask for the retry topic again if brokers of the topics lack it.
+
+        Callers use this when brokers have answered the group's first heartbeat, at which they create it.
+        """
+        self._retry_again_s, self._retry_pause_s = 0.0, _SOON_S
 
     def _look_for_retries(self, brokers: Collection[str], deadline: Deadline) -> None:
         """Look up the retry topic's route; keep the last one if the look-up fails.

@@ -540,7 +540,11 @@ class RunningMember:
                 self._unregister()
 
     def _beat(self) -> None:
-        """Send a heartbeat to all brokers of the routes, replicas too (``sendHeartbeatToAllBroker``)."""
+        """Send a heartbeat to all brokers of the routes, replicas too (``sendHeartbeatToAllBroker``).
+
+        A broker creates the group's retry topic at its first one. So look for the topic then: its queues
+        belong to the first share, and in real time would end a batch that was planned without them.
+        """
         names: dict[BrokerAddress, set[str]] = {}
         for broker in self._routes.brokers:
             for address in broker.addresses.values():
@@ -550,7 +554,11 @@ class RunningMember:
         for gone in self._unanswered_at_s.keys() - names.keys():
             del self._unanswered_at_s[gone]
         self._silent &= names.keys()
+        before = self._channels.keys() & names.keys()
         run_concurrently([partial(self._beat_at, *each) for each in sorted(names.items())])
+        if self._channels.keys() - before:
+            self._calls.routes.expect_retries()
+            self._look_at_routes()
 
     def _beat_at(self, address: BrokerAddress, names: Collection[str]) -> None:
         # Behind a proxy, several brokers have the same address.

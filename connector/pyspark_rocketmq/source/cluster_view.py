@@ -176,6 +176,10 @@ class ClusterView:
         self._seen: dict[str, TopicRoute] = {}
         """The last route of each topic that has ever had one."""
 
+    def expect_retries(self) -> None:
+        """Let the next look ask for the group's retry topic, which brokers create at its first heartbeat."""
+        self._routes.expect_retries()
+
     def routes(self) -> Routes:
         """Return the topics' routes, at most ``routeRefreshMs`` old.
 

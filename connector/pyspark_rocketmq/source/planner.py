@@ -267,6 +267,7 @@ class MicroBatchPlanner:
         if not self._has_awaited:
             self._has_awaited = True
             self._progress.await_ready(_FIRST_OWNERSHIP_S)
+            self._view.expect_retries()
         if self._open_length is not None:
             return self._latest_in_real_time(start, self._open_length)
         return self._latest_closed(start)
