@@ -17,6 +17,8 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st_
 from pyspark.sql import Row
 from pyspark.sql import types as st
 from pyspark.sql.conversion import PandasToArrowConversion
@@ -89,6 +91,36 @@ def is_taken(columns: OutputColumns, value: Any) -> bool:
     except SchemaError:
         return False
     return True
+
+
+@given(value=st_.one_of(
+    st_.decimals(allow_nan=True), st_.decimals(-10_000, 10_000, places=2), st_.dates(),
+    st_.datetimes(), st_.datetimes(timezones=st_.sampled_from([dt.UTC, EAST])),
+))  # fmt: skip
+@pytest.mark.parametrize(
+    "data_type",
+    [st.DecimalType(*size) for size in ((4, 2), (2, 2), (38, 0), (38, 38), (10, 0))]
+    + [st.DateType(), st.TimestampType(), st.TimestampNTZType()],
+    ids=lambda value: value.simpleString(),
+)
+def test_the_quick_check_takes_nothing_that_the_thorough_one_refuses(
+    data_type: st.DataType, value: Any
+) -> None:
+    columns = columns_of(data_type)
+
+    if columns.is_plainly["c"](value):
+        columns.check("c", value)
+
+
+@pytest.mark.parametrize(
+    ("data_type", "value"),
+    [
+        (st.DecimalType(10, 2), Decimal("-12345678.90")), (st.DecimalType(38, 38), Decimal("0E-38")),
+        (st.DateType(), dt.date.max), (st.TimestampType(), UTC_NOON), (st.TimestampNTZType(), dt.datetime.min),
+    ],
+)  # fmt: skip
+def test_the_quick_check_takes_what_is_common(data_type: st.DataType, value: Any) -> None:
+    assert pickle.loads(pickle.dumps(columns_of(data_type))).is_plainly["c"](value)
 
 
 def convert_as_spark(values: list[Any], data_type: st.DataType, *, safely: bool) -> pa.Array:

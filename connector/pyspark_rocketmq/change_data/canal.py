@@ -11,8 +11,10 @@ Source: ``MQMessageUtils.messageConverter``, ``CanalRocketMQProducer.send``.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime
+from functools import lru_cache
 from typing import Any, Final
 
 from pyspark_rocketmq.change_data.change import (
@@ -25,6 +27,7 @@ from pyspark_rocketmq.change_data.change import (
     Position,
     SchemaChange,
     SourceTable,
+    SourceType,
 )
 from pyspark_rocketmq.change_data.json_text import parse
 from pyspark_rocketmq.change_data.mysql_types import mysql_column
@@ -107,15 +110,36 @@ class CanalJson:
                 yield BadChange(str(fault), table)
 
     def _shape(self, operation: Operation, table: SourceTable, flat: _Flat) -> _Shape:
-        types = flat.members.get("mysqlType")
-        if not isinstance(types, dict) or not types:
+        declared = flat.members.get("mysqlType")
+        if not isinstance(declared, dict) or not declared:
             raise Unreadable("the message has no mysqlType, which the values need")
-        columns = {}
-        for name, text in types.items():
+        for name, text in declared.items():
             if not isinstance(text, str):
                 raise Unreadable(f"the mysqlType of column {name} is no text")
-            columns[name] = mysql_column(text, self.rules)
-        return _Shape(operation, table, columns, flat, self.rules)
+        columns, types = _columns_of(tuple(declared.items()), self.rules)
+        return _Shape(
+            operation=operation,
+            table=table,
+            columns=columns,
+            types=types,
+            named_keys=self.rules.keys_of(table),
+            own_keys=flat.names("pkNames"),
+            position=flat.position(),
+            source_time=source_time(flat.members.get("es")),
+        )
+
+
+@lru_cache(maxsize=1024)
+def _columns_of(
+    declared: tuple[tuple[str, str], ...], rules: Rules
+) -> tuple[Mapping[str, Column[str]], Mapping[str, SourceType]]:
+    """Return the columns of a message's ``mysqlType`` and their types, both by name.
+
+    Raises:
+        ValueError: If a type cannot be read.
+    """
+    columns = {name: mysql_column(text, rules) for name, text in declared}
+    return columns, {name: column.type for name, column in columns.items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,23 +178,29 @@ class _Flat:
         return checked([transactions_in(gtids)]) if gtids else None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class _Shape:
     """The parts of a message that apply to all of its rows."""
 
     operation: Operation
     table: SourceTable
     columns: Mapping[str, Column[str]]
-    flat: _Flat
-    rules: Rules
+    types: Mapping[str, SourceType]
+    named_keys: Sequence[str] | None
+    """Key columns that the user has named; None without them."""
+    own_keys: Sequence[str]
+    """Key columns that the message names."""
+    position: Position | None
+    source_time: datetime | None
 
     def image(self, row: Mapping[str, Any], old: Mapping[str, Any]) -> RowImage:
-        unknown = sorted({*row, *old} - self.columns.keys())
-        if unknown:
+        known = self.columns.keys()
+        if not (known >= row.keys() and known >= old.keys()):
+            unknown = sorted({*row, *old} - known)
             raise Unreadable(
                 f"mysqlType has no column {', '.join(unknown)}, which a row has: the table was changed"
             )
-        keys = key_columns(self.rules.keys_of(self.table), self.flat.names("pkNames"), row)
+        keys = key_columns(self.named_keys, self.own_keys, row)
         if self.operation is Operation.UPDATE and not old and not keys:
             raise Unreadable(
                 "the row has neither a key nor an old value: set MySQL's binlog_row_image=FULL, or have "
@@ -182,17 +212,22 @@ class _Shape:
             key_columns=keys,
             row=decoded(self.columns, _texts(row)),
             old=decoded(self.columns, _texts(old)),
-            position=self.flat.position(),
-            absent=frozenset(self.columns.keys() - row.keys()),
-            types={name: column.type for name, column in self.columns.items()},
-            source_time=source_time(self.flat.members.get("es")),
+            position=self.position,
+            absent=frozenset(known - row.keys()),
+            types=self.types,
+            source_time=self.source_time,
         )
 
 
-def _texts(row: Mapping[str, Any]) -> Iterator[tuple[str, str | None]]:
+def _texts(row: Mapping[str, Any]) -> Iterable[tuple[str, str | None]]:
+    """Return names and values of a row.
+
+    Raises:
+        ValueError: If a value is neither a text nor null.
+    """
     for name, value in row.items():
         if value is not None and not isinstance(value, str):
             raise Unreadable(
                 f"the value of column {name} is no text; Canal writes each value as text or null"
             )
-        yield name, value
+    return row.items()

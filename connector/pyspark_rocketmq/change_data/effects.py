@@ -14,6 +14,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from string import ascii_lowercase
 from types import MappingProxyType
 from typing import Final, NamedTuple
 
@@ -31,7 +32,7 @@ OTHERS: Final = "*"
 NONE_OLDER: Final[Mapping[str, Order]] = MappingProxyType({})
 _PARTS, _RANKS = ".", " "
 """Separators within and between tuples. The second one sorts lower, so a shorter tuple is the lower one."""
-_MOST_DIGITS: Final = 26
+_MOST_DIGITS: Final = len(ascii_lowercase)
 
 
 def order_of(
@@ -78,7 +79,7 @@ def _digits(number: int) -> str:
             f"A position has the part {number}, which is negative or longer than {_MOST_DIGITS} digits. "
             "The envelope must give positions of plain numbers."
         )
-    return f"{chr(ord('a') + len(digits) - 1)}{digits}"
+    return ascii_lowercase[len(digits) - 1] + digits
 
 
 class Fact(NamedTuple):

@@ -29,7 +29,7 @@ def parse(text: bytes | str) -> Any:
     """
     decoded = text if isinstance(text, str) else text.decode("utf-8")
     try:
-        value = json.loads(decoded, parse_float=Decimal, parse_constant=_refuse)
+        value = _DECODER.decode(decoded)
         if "\\ud" in decoded or "\\uD" in decoded:
             show(value).encode("utf-8")
     except RecursionError:
@@ -41,6 +41,9 @@ def parse(text: bytes | str) -> Any:
 
 def _refuse(name: str) -> NoReturn:
     raise Unreadable(f"{name} is no JSON number")
+
+
+_DECODER: Final = json.JSONDecoder(parse_float=Decimal, parse_constant=_refuse)
 
 
 def show(value: Any) -> str:

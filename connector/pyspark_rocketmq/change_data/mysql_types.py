@@ -176,12 +176,18 @@ def scaled(value: Decimal, precision: int | None, scale: int) -> Decimal:
             has no maximum of digits before the point, but a value has at most 100 digits in all.
     """
     try:
-        result = value.quantize(Decimal(1).scaleb(-scale), context=_EXACT)
+        result = value.quantize(_quantum(scale), context=_EXACT)
     except InvalidOperation:
         raise Unreadable(f"{value} is no decimal of {precision or _EXACT.prec} digits") from None
     if result != value or (precision is not None and len(result.as_tuple().digits) > max(precision, scale)):
         raise Unreadable(f"{value} has more digits than decimal({precision},{scale})")
     return result
+
+
+@lru_cache(maxsize=128)
+def _quantum(scale: int) -> Decimal:
+    """Return the smallest positive decimal with this many digits behind the point."""
+    return Decimal(1).scaleb(-scale)
 
 
 def _bits(declared: _Declared) -> Column[str]:

@@ -40,9 +40,12 @@ class RowImage:
         if self.operation is Operation.DELETE:
             yield self._change(Operation.DELETE, new_key, {}, self.row)
             return
-        old_key = self._key({**self.row, **self.old})
-        before = {**old_key, **self.old} if self.operation is Operation.UPDATE else None
-        if before is not None and old_key != new_key:
+        if self.operation is not Operation.UPDATE:
+            yield self._change(self.operation, new_key, self.row, None)
+            return
+        old_key = {name: self.old.get(name, value) for name, value in new_key.items()}
+        before = {**old_key, **self.old}
+        if old_key != new_key:
             yield self._change(Operation.DELETE, old_key, {}, before, self.left_at)
             yield self._change(Operation.INSERT, new_key, self.row, None)
         else:

@@ -93,10 +93,18 @@ class ChangeListener:
         self._keys = sink.keys
         self._columns: tuple[str, ...] = tuple(table.names)
         self._types = {field.name: field.dataType for field in self.schema.fields}
+        self._value_columns = {name: value_column(name) for name in table.names}
+        """Columns of the rows that have the values of the table's columns, by the names of these."""
         floats = ((name, _type_with_nan(self._types[value_column(name)])) for name in table.names)
         self._floats = {name: type_ for name, type_ in floats if type_ is not None}
         """Types of the columns that may have NaN, by name."""
         self._output = OutputColumns.of(self.schema)
+        self._is_plainly = {
+            # Python's float may have more digits than a column of floats.
+            name: _never if isinstance(self._types[column], st.FloatType) else self._output.is_plainly[column]
+            for name, column in self._value_columns.items()
+        }
+        """Quick check whether a value needs no conversion, by the name of the table's column."""
         self._by_queue = sink.setting("order") == "queue"
         self._schema_changes = sink.setting("schema_changes")
         self._known = frozenset(table.names)
@@ -144,10 +152,11 @@ class ChangeListener:
                 if values is None:
                     return None
                 nan = self._with_nan(values)
-                row = {value_column(name): value for name, value in values.items() if name not in nan}
+                columns = self._value_columns
+                row = {columns[name]: value for name, value in values.items() if name not in nan}
                 return row | {
                     POSITION: place_of(decoded, message.queue_offset, number, by_queue=self._by_queue),
-                    OPERATION: str(decoded.operation),
+                    OPERATION: decoded.operation.value,
                     ABSENT: self._absent(decoded, values),
                     TIME: time_of(decoded, message),
                     MORE: self._carried(decoded, nan),
@@ -219,6 +228,14 @@ class ChangeListener:
         Raises:
             Unusable: If a value is missing, or does not fit its column exactly.
         """
+        return self._checked(self._found_key(change), change)
+
+    def _found_key(self, change: Change) -> dict[str, Any]:
+        """Return the values of the key's columns as the change has them.
+
+        Raises:
+            Unusable: If one is missing.
+        """
         key = {name: self._key_value(change, name) for name in self._keys}
         missing = [name for name, value in key.items() if value is None]
         if missing:
@@ -226,7 +243,7 @@ class ChangeListener:
                 f"The change has no value for {', '.join(missing)} of the key. Have the program write the "
                 "key's columns, or name others: ChangeTable(keys=…)."
             )
-        return self._checked(key, change)
+        return key
 
     @staticmethod
     def _key_value(change: Change, name: str) -> Any:
@@ -236,8 +253,9 @@ class ChangeListener:
         return None
 
     def _known_values(self, change: Change) -> dict[str, Any]:
-        values = {name: change.row[name] for name in self._columns if name in change.row}
-        return self._checked(values, change) | self._key(change)
+        row = change.row
+        values = {name: row[name] for name in self._columns if name in row}
+        return self._checked(values | self._found_key(change), change)
 
     def _whole_row(self, change: Change) -> dict[str, Any]:
         # With 'ignore' or 'exception' the table gets no new columns, so only its own ones must be there.
@@ -248,7 +266,9 @@ class ChangeListener:
         return self._known_values(change)
 
     def _absent(self, change: Change, values: Mapping[str, Any]) -> list[str] | None:
-        if change.operation is not Operation.UPDATE:
+        if change.operation is not Operation.UPDATE or (
+            len(values) == len(self._columns) and not change.absent
+        ):
             return None
         lacking = [name for name in self._columns if name not in values]
         return [*lacking, *self._new_absent(change)] or None
@@ -269,17 +289,15 @@ class ChangeListener:
         Raises:
             Unusable: If a value does not fit its column exactly.
         """
+        is_plainly = self._is_plainly
         return {
-            name: None if value is None else self._fitted(name, value, change)
+            name: value if value is None or is_plainly[name](value) else self._fitted(name, value, change)
             for name, value in values.items()
         }
 
     def _fitted(self, name: str, value: Any, change: Change) -> Any:
-        column = value_column(name)
+        column = self._value_columns[name]
         type_ = self._types[column]
-        # Python's float may have more digits than the column.
-        if self._output.is_plainly[column](value) and not isinstance(type_, st.FloatType):
-            return value
         try:
             converted = _converted(value, type_)
             self._output.check(column, converted)
@@ -290,10 +308,14 @@ class ChangeListener:
         return converted
 
     def _unfit(self, name: str, value: Any, change: Change) -> Unusable:
-        type_ = self._types[value_column(name)].simpleString()
+        type_ = self._types[self._value_columns[name]].simpleString()
         source = type_of(name, change.types) if name in change.types else None
         kind = SchemaChanged if self._schema_changes == "exception" else Unusable
         return kind(unfit(name, type_, value, source))
+
+
+def _never(_value: Any) -> bool:
+    return False
 
 
 def _converted(value: Any, type_: st.DataType) -> Any:
