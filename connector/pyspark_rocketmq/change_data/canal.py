@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from functools import lru_cache
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from pyspark_rocketmq.change_data.change import (
     BadChange,
@@ -142,8 +142,7 @@ def _columns_of(
     return columns, {name: column.type for name, column in columns.items()}
 
 
-@dataclass(frozen=True, slots=True)
-class _Flat:
+class _Flat(NamedTuple):
     """Members of a message's JSON object. Each method checks the type of the member that it returns."""
 
     members: Mapping[str, Any]
@@ -178,8 +177,7 @@ class _Flat:
         return checked([transactions_in(gtids)]) if gtids else None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Shape:
+class _Shape(NamedTuple):
     """The parts of a message that apply to all of its rows."""
 
     operation: Operation

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
+from typing import Any, NamedTuple
 
 from pyspark_rocketmq.change_data.change import Change, Operation, Position, SourceTable, SourceType
 from pyspark_rocketmq.change_data.rules import HIDDEN_KEYS
 from pyspark_rocketmq.change_data.times import Unreadable
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RowImage:
+class RowImage(NamedTuple):
     """One row of a message, decoded."""
 
     table: SourceTable

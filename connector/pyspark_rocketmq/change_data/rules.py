@@ -128,7 +128,7 @@ def checked(position: Iterable[int]) -> Position:
         ValueError: If a part is negative or has more than 63 bits.
     """
     parts = tuple(position)
-    if any(not 0 <= part <= _MOST for part in parts):
+    if min(parts) < 0 or max(parts) > _MOST:
         raise Unreadable(f"the position {parts} is not one of a change log")
     return parts
 
