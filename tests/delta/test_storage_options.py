@@ -38,7 +38,15 @@ def test_what_is_no_mapping_of_texts_is_refused_without_being_shown(given: Any) 
     assert SECRET not in str(refusal.value)
 
 
-@pytest.mark.parametrize("text", [f"{{{SECRET}", f'["{SECRET}"]', f'{{"a": ["{SECRET}"]}}'])
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"{{{SECRET}",
+        f'["{SECRET}"]',
+        f'{{"a": ["{SECRET}"]}}',
+        pytest.param("[" * 100_000 + SECRET, id="deep"),
+    ],
+)
 def test_a_text_that_is_no_options_is_refused_without_being_shown(text: str) -> None:
     """J1"""
     with pytest.raises(ValueError) as refusal:

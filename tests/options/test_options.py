@@ -221,6 +221,7 @@ def test_a_query_reads_one_topic_or_several(given: dict[str, str], subscribed: d
         ({"subscriptions": '["orders"]'}, "is of another shape"),
         ({"subscriptions": "{}"}, "is of another shape"),
         ({"subscriptions": "[" * 100_000}, "is nested too deeply"),
+        ({"storageSecrets": "[" * 100_000}, "is not JSON such as"),
         ({"subscriptions": '{"a": "*", "a": "x"}'}, "has the name 'a' twice"),
         ({"subscriptions": '{"a": "||"}'}, r"has for topic 'a' the expression '\|\|', which names no tag"),
         ({"subscriptions": '{"a": 1}'}, "has for topic 'a' the expression '1', which is not a string"),

@@ -226,7 +226,7 @@ class BrokerClient:
     def topic_stats(
         self, address: str, topic: str, *, broker_name: str = ""
     ) -> dict[MessageQueue, QueueBounds]:
-        """Return the offset bounds of each of the topic's write queues on this broker, by one request."""
+        """Return the offset bounds of each of the topic's queues on this broker, by one request."""
         header = headers.TopicRequestHeader(topic=self._names.named(topic))
         answer = self._calls.ask(address, RequestCode.GET_TOPIC_STATS_INFO, header, broker_name)
         return self._names.bare_queues(decode_topic_stats(answer.body))

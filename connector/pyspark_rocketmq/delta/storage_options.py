@@ -142,7 +142,7 @@ class StorageOptions:
             return NO_OPTIONS
         try:
             found = json.loads(text)
-        except ValueError:
+        except (ValueError, RecursionError):
             raise ValueError("is not JSON") from None
         try:
             return cls(found)

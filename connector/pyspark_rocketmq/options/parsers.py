@@ -202,7 +202,7 @@ def secret_json(text: str) -> str:
     """Parser of a JSON object of strings, booleans and whole numbers; returns its text unchanged."""
     try:
         found = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         found = None
     if not isinstance(found, dict) or not all(
         isinstance(value, str | bool | int) for value in found.values()
