@@ -48,6 +48,7 @@ from pyspark_rocketmq.sinks.delta.sink import DeltaSink
 from pyspark_rocketmq.sinks.delta.table import MANY_COMMITS
 from tests.helpers.cluster import SIM_ONLY, ClusterUnderTest
 from tests.helpers.delivery_log import DeliveryLog
+from tests.helpers.retries import rows_but_retries
 from tests.helpers.wait import PATIENCE_S, wait_until
 
 pytestmark = [pytest.mark.spark]
@@ -191,13 +192,14 @@ def test_messages_are_consumed_and_committed_while_one_batch_lasts(live: LiveQue
     live.send_until(lambda: len(live.reports) >= 4)
     live.await_rows()
 
-    # The queue of the retry topic may come after the first plan.
+    # On a slow machine not all tasks begin in time, so that another batch follows.
     assert len({report.batch_id for report in live.reports}) <= 2
     assert DeltaTable(live.sink).metadata().configuration == dict(MANY_COMMITS)
     assert live.consumer.stop(live.query, _PATIENCE_S)
     assert live.query.exception() is None
     assert sorted(live.delivered()) == live.wanted()
-    stored = {queue.queue_id: row.next_offset for queue, row in live.store.read(live.group).items()}
+    rows = rows_but_retries(live.store.read(live.group))
+    stored = {queue.queue_id: row.next_offset for queue, row in rows.items()}
     assert [stored[queue_id] for queue_id in (0, 1)] == live.sent
 
 
