@@ -35,7 +35,7 @@ from pyspark_rocketmq.change_data.statements import removed_columns
 from pyspark_rocketmq.change_data.times import moment
 from pyspark_rocketmq.errors import OffsetError, SchemaError
 from pyspark_rocketmq.listeners.context import DeliveryContext
-from pyspark_rocketmq.listeners.row_validation import OutputColumns
+from pyspark_rocketmq.listeners.row_validation import OutputColumns, is_none_of_these
 from pyspark_rocketmq.model import ConsumeOrderlyStatus, MessageExt
 from pyspark_rocketmq.sinks.base import TakesChanges
 from pyspark_rocketmq.sinks.change_table.carried import carried, real_number, type_of, whole_number
@@ -101,7 +101,9 @@ class ChangeListener:
         self._output = OutputColumns.of(self.schema)
         self._is_plainly = {
             # Python's float may have more digits than a column of floats.
-            name: _never if isinstance(self._types[column], st.FloatType) else self._output.is_plainly[column]
+            name: is_none_of_these
+            if isinstance(self._types[column], st.FloatType)
+            else self._output.is_plainly[column]
             for name, column in self._value_columns.items()
         }
         """Quick check whether a value needs no conversion, by the name of the table's column."""
@@ -312,10 +314,6 @@ class ChangeListener:
         source = type_of(name, change.types) if name in change.types else None
         kind = SchemaChanged if self._schema_changes == "exception" else Unusable
         return kind(unfit(name, type_, value, source))
-
-
-def _never(_value: Any) -> bool:
-    return False
 
 
 def _converted(value: Any, type_: st.DataType) -> Any:
