@@ -12,8 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pyspark_rocketmq.change_data.json_text import parse, show, text_of
+from pyspark_rocketmq.change_data.mysql_types import scaled
 from pyspark_rocketmq.change_data.times import (
     OutOfRange,
+    Unreadable,
     clock,
     day,
     moment,
@@ -173,3 +175,12 @@ def test_moment_without_a_zone_needs_one() -> None:
 def test_times_of_day_are_texts(micros: int, text: str) -> None:
     """K6: fact 33: MySQL's TIME has up to 838 hours."""
     assert time_text(micros) == text
+
+
+@pytest.mark.parametrize("precision", [None, 1000])
+@pytest.mark.parametrize("point", ["", ".00"], ids=["whole", "scaled"])
+def test_a_decimal_has_at_most_a_hundred_digits(precision: int | None, point: str) -> None:
+    """K6: PostgreSQL's numeric may have 1,000; however the value is written."""
+    assert scaled(Decimal("9" * 98 + point), precision, 2) == Decimal("9" * 98)
+    with pytest.raises(Unreadable, match=r"is no decimal of"):
+        scaled(Decimal("9" * 99 + point), precision, 2)

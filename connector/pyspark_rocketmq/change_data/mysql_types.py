@@ -175,7 +175,8 @@ def scaled(value: Decimal, precision: int | None, scale: int) -> Decimal:
         ValueError: If it is not finite, or has more digits than its type. If ``precision`` is None, the type
             has no maximum of digits before the point, but a value has at most 100 digits in all.
     """
-    if value.as_tuple().exponent == -scale and precision is not None and value.adjusted() < precision - scale:
+    digits = _EXACT.prec if precision is None else min(precision, _EXACT.prec)
+    if value.as_tuple().exponent == -scale and value.adjusted() < digits - scale:
         # The usual case: it has the digits of its type.
         return value
     try:
