@@ -8,10 +8,8 @@ moved to another zone.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from datetime import date, datetime
-from decimal import Decimal
+from datetime import datetime
 from math import isnan
 from typing import Any, Final
 
@@ -30,22 +28,21 @@ from pyspark_rocketmq.change_data.change import (
     SourceType,
 )
 from pyspark_rocketmq.change_data.effects import Order, order_of
-from pyspark_rocketmq.change_data.json_text import text_of
 from pyspark_rocketmq.change_data.statements import removed_columns
 from pyspark_rocketmq.change_data.times import moment
+from pyspark_rocketmq.consumer.fitted_values import FittedColumns
 from pyspark_rocketmq.errors import OffsetError, SchemaError
 from pyspark_rocketmq.listeners.context import DeliveryContext
-from pyspark_rocketmq.listeners.row_validation import OutputColumns, is_none_of_these
+from pyspark_rocketmq.listeners.row_validation import OutputColumns
 from pyspark_rocketmq.model import ConsumeOrderlyStatus, MessageExt
 from pyspark_rocketmq.sinks.base import TakesChanges
-from pyspark_rocketmq.sinks.change_table.carried import carried, real_number, type_of, whole_number
+from pyspark_rocketmq.sinks.change_table.carried import carried, type_of
 from pyspark_rocketmq.sinks.change_table.columns import (
     BODY,
     MORE,
     PROBLEM,
     SCHEMA,
     change_columns,
-    value_column,
 )
 from pyspark_rocketmq.sinks.change_table.compaction import ABSENT, OPERATION, POSITION
 from pyspark_rocketmq.sinks.change_table.new_columns import name_problem, unfit, unknown_column
@@ -53,8 +50,6 @@ from pyspark_rocketmq.sinks.change_table.versions import TIME
 
 _BAD: Final = "bad"
 """Operation of a change that cannot be applied."""
-_TOO_EXACT: Final = re.compile(r"[.,]\d{7}")
-"""Fraction of a second that a column of microseconds cannot hold."""
 _WHOLE: Final = (Operation.INSERT, Operation.SNAPSHOT)
 """Operations that give a row as a whole."""
 
@@ -92,21 +87,11 @@ class ChangeListener:
         self._source_table = sink.source_table
         self._keys = sink.keys
         self._columns: tuple[str, ...] = tuple(table.names)
-        self._types = {field.name: field.dataType for field in self.schema.fields}
-        self._value_columns = {name: value_column(name) for name in table.names}
-        """Columns of the rows that have the values of the table's columns, by the names of these."""
-        floats = ((name, _type_with_nan(self._types[value_column(name)])) for name in table.names)
+        output = OutputColumns.of(self.schema)
+        self._fits = FittedColumns(table.names, output)
+        floats = ((name, _type_with_nan(type_)) for name, type_ in self._fits.types.items())
         self._floats = {name: type_ for name, type_ in floats if type_ is not None}
         """Types of the columns that may have NaN, by name."""
-        self._output = OutputColumns.of(self.schema)
-        self._is_plainly = {
-            # Python's float may have more digits than a column of floats.
-            name: is_none_of_these
-            if isinstance(self._types[column], st.FloatType)
-            else self._output.is_plainly[column]
-            for name, column in self._value_columns.items()
-        }
-        """Quick check whether a value needs no conversion, by the name of the table's column."""
         self._by_queue = sink.setting("order") == "queue"
         self._schema_changes = sink.setting("schema_changes")
         self._known = frozenset(table.names)
@@ -154,7 +139,7 @@ class ChangeListener:
                 if values is None:
                     return None
                 nan = self._with_nan(values)
-                columns = self._value_columns
+                columns = self._fits.columns
                 row = {columns[name]: value for name, value in values.items() if name not in nan}
                 return row | {
                     POSITION: place_of(decoded, message.queue_offset, number, by_queue=self._by_queue),
@@ -291,66 +276,20 @@ class ChangeListener:
         Raises:
             Unusable: If a value does not fit its column exactly.
         """
-        is_plainly = self._is_plainly
+        is_plainly = self._fits.is_plainly
         return {
             name: value if value is None or is_plainly[name](value) else self._fitted(name, value, change)
             for name, value in values.items()
         }
 
     def _fitted(self, name: str, value: Any, change: Change) -> Any:
-        column = self._value_columns[name]
-        type_ = self._types[column]
         try:
-            converted = _converted(value, type_)
-            self._output.check(column, converted)
+            return self._fits.fitted(name, value)
         except (SchemaError, ValueError, ArithmeticError) as error:
-            raise self._unfit(name, value, change) from error
-        if not _has_zones_of(type_, converted):
-            raise self._unfit(name, value, change)
-        return converted
-
-    def _unfit(self, name: str, value: Any, change: Change) -> Unusable:
-        type_ = self._types[self._value_columns[name]].simpleString()
-        source = type_of(name, change.types) if name in change.types else None
-        kind = SchemaChanged if self._schema_changes == "exception" else Unusable
-        return kind(unfit(name, type_, value, source))
-
-
-def _converted(value: Any, type_: st.DataType) -> Any:
-    """Convert a text or a number to the Python class of its column, if it holds exactly such a value.
-
-    Messages without the source's types have texts for decimals and times, and decimals for numbers with a
-    fraction. A value that needs no conversion, or cannot be converted, is returned unchanged; the caller
-    checks it.
-
-    Raises:
-        ValueError, ArithmeticError: If the value does not fit the column.
-    """
-    match type_, value:
-        case _, str():
-            return _from_text(value, type_)
-        case st.StringType(), _:
-            return text_of(value)
-        case ((st.DoubleType() | st.FloatType()), (Decimal() | float())):
-            return real_number(value, type_.simpleString())
-        case st.IntegralType(), Decimal():
-            return whole_number(value)
-        case st.ArrayType(elementType=st.FloatType() | st.ArrayType() as element), (list() | tuple()):
-            return [None if item is None else _converted(item, element) for item in value]
-        case _:
-            return value
-
-
-def _from_text(text: str, type_: st.DataType) -> Any:
-    match type_:
-        case st.DecimalType():
-            return Decimal(text)
-        case st.DateType():
-            return date.fromisoformat(text.removesuffix("Z"))
-        case st.TimestampType() | st.TimestampNTZType() if not _TOO_EXACT.search(text):
-            return datetime.fromisoformat(text)
-        case _:
-            return text
+            type_ = self._fits.types[name].simpleString()
+            source = type_of(name, change.types) if name in change.types else None
+            kind = SchemaChanged if self._schema_changes == "exception" else Unusable
+            raise kind(unfit(name, type_, value, source)) from error
 
 
 def _type_with_nan(type_: st.DataType) -> SourceType | None:
@@ -369,17 +308,6 @@ def _has_nan(value: Any) -> bool:
     if isinstance(value, list | tuple):
         return any(map(_has_nan, value))
     return isinstance(value, float) and isnan(value)
-
-
-def _has_zones_of(type_: st.DataType, value: Any) -> bool:
-    """Return whether times in ``value`` have a zone exactly if those of the type have one."""
-    match type_, value:
-        case ((st.TimestampType() | st.TimestampNTZType()), datetime()):
-            return (value.tzinfo is not None) == isinstance(type_, st.TimestampType)
-        case st.ArrayType(elementType=element), (list() | tuple()):
-            return all(_has_zones_of(element, item) for item in value)
-        case _:
-            return True
 
 
 def removal(change: SchemaChange, removed: Sequence[str]) -> SchemaChanged:
