@@ -29,10 +29,19 @@ from pyspark_rocketmq.change_data.change import (
     SourceTable,
     SourceType,
 )
+from pyspark_rocketmq.change_data.columnar import ChangeColumns, Run
 from pyspark_rocketmq.change_data.json_text import parse
 from pyspark_rocketmq.change_data.mysql_types import mysql_column
 from pyspark_rocketmq.change_data.rows import RowImage, key_columns
-from pyspark_rocketmq.change_data.rules import Column, Rules, checked, decoded, source_time, transactions_in
+from pyspark_rocketmq.change_data.rules import (
+    HIDDEN_KEYS,
+    Column,
+    Rules,
+    checked,
+    decoded,
+    source_time,
+    transactions_in,
+)
 from pyspark_rocketmq.change_data.times import MALFORMED, Unreadable
 
 _OPERATIONS: Final = {
@@ -42,6 +51,10 @@ _OPERATIONS: Final = {
 }
 _NOTHING: Final = (b"", b"null")
 """Bodies without a change. Old versions of Canal send ``null`` to a queue if a message has no rows for it."""
+_HEAD: Final = ("database", "table", "pkNames", "mysqlType")
+"""Members that are equal in all messages of a run."""
+_FEWEST_ROWS: Final = 8
+"""Number of rows from which on columns save time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +77,40 @@ class CanalJson:
             return list(self._changes(_Flat(flat)))
         except MALFORMED as fault:
             return [BadChange(f"the body is no message of Canal: {fault}")]
+
+    def runs(self, bodies: Sequence[bytes]) -> Iterator[Run]:
+        """Divide messages, given by their bodies, into runs; yield all runs in the order of the messages.
+
+        See :meth:`ReadsColumns.runs`.
+        """
+        run: _Run | None = None
+        for number, body in enumerate(bodies):
+            members = _members_of(body)
+            if run is not None and run.add(number, members):
+                continue
+            if run is not None:
+                yield run.ended()
+            run = self._begun(number, members)
+            if run is None:
+                yield range(number, number + 1), None
+        if run is not None:
+            yield run.ended()
+
+    def _begun(self, number: int, members: Mapping[str, Any]) -> _Run | None:
+        """Return a run that begins with a message; None if the message is not fit for a run."""
+        flat = _Flat(members)
+        try:
+            table = flat.table()
+            if table is None:
+                return None
+            shape = self._shape(Operation.UPDATE, table, flat)
+        except MALFORMED:
+            return None
+        keys = frozenset(shape.own_keys if shape.named_keys is None else shape.named_keys)
+        if not keys or not keys <= shape.columns.keys() or not HIDDEN_KEYS.isdisjoint(shape.columns):
+            return None
+        run = _Run(number, flat, shape, keys)
+        return run if run.add(number, members) else None
 
     def _changes(self, flat: _Flat) -> Iterator[Decoded]:
         kind = flat.text("type").upper()
@@ -140,6 +187,15 @@ def _columns_of(
     """
     columns = {name: mysql_column(text, rules) for name, text in declared}
     return columns, {name: column.type for name, column in columns.items()}
+
+
+def _members_of(body: bytes) -> Mapping[str, Any]:
+    """Return the members of a message's JSON object; none if the body is no JSON object."""
+    try:
+        members = parse(body)
+    except MALFORMED:
+        return {}
+    return members if isinstance(members, dict) else {}
 
 
 class _Flat(NamedTuple):
@@ -229,3 +285,88 @@ def _texts(row: Mapping[str, Any]) -> Iterable[tuple[str, str | None]]:
                 f"the value of column {name} is no text; Canal writes each value as text or null"
             )
     return row.items()
+
+
+class _Run:
+    """Consecutive messages of one table whose rows have the same columns; no message changes a key."""
+
+    def __init__(self, begin: int, first: _Flat, shape: _Shape, keys: frozenset[str]) -> None:
+        """Begin with the message of number ``begin``; the caller adds it, too."""
+        self._begin = begin
+        self._shape = shape
+        self._head = _head_of(first.members)
+        self._others = shape.columns.keys() - keys
+        """Names of the columns that are not part of the key."""
+        self._rows: list[Mapping[str, Any]] = []
+        self._old: dict[str, list[Any]] = {}
+        self._messages: list[int] = []
+        self._numbers: list[int] = []
+        self._operations: list[Operation] = []
+        self._positions: list[Position | None] = []
+        self._times: list[datetime | None] = []
+
+    def add(self, number: int, members: Mapping[str, Any]) -> bool:
+        """Add the changes of a message; return False, and add nothing, if the message does not fit."""
+        get = members.get
+        kind = get("type")
+        if not isinstance(kind, str) or kind not in _OPERATIONS or get("isDdl") is True:
+            return False
+        rows: Any = get("data")
+        old: Any = get("old") or []
+        if _head_of(members) != self._head or not self._are_whole(rows) or not self._keep_keys(old):
+            return False
+        count = len(rows)
+        if len(old) > count:
+            return False
+        try:
+            position = _Flat(members).position()
+        except MALFORMED:
+            return False
+        self._rows += rows
+        for before in filter(None, old):
+            for name, text in before.items():
+                self._old.setdefault(name, []).append(text)
+        self._messages += [number] * count
+        self._numbers += range(count)
+        self._operations += [_OPERATIONS[kind]] * count
+        self._positions += [position] * count
+        self._times += [source_time(get("es"))] * count
+        return True
+
+    def ended(self) -> Run:
+        """Return the run; without columns if it is so short that they would cost more than they save."""
+        numbers = range(self._begin, self._messages[-1] + 1)
+        if len(self._rows) < _FEWEST_ROWS:
+            return numbers, None
+        return numbers, ChangeColumns(
+            table=self._shape.table,
+            columns=self._shape.columns,
+            rows=self._rows,
+            old=self._old,
+            messages=self._messages,
+            numbers=self._numbers,
+            operations=self._operations,
+            positions=self._positions,
+            source_times=self._times,
+        )
+
+    def _are_whole(self, rows: Any) -> bool:
+        """Return whether ``rows`` are rows, at least one, that have all columns and no other."""
+        names = self._shape.columns.keys()
+        return (
+            isinstance(rows, list)
+            and bool(rows)
+            and all(isinstance(row, dict) and row.keys() == names for row in rows)
+        )
+
+    def _keep_keys(self, old: Any) -> bool:
+        """Return whether ``old`` are parts of rows, or null, without a column of the key."""
+        others = self._others
+        return isinstance(old, list) and all(
+            before is None or (isinstance(before, dict) and before.keys() <= others) for before in old
+        )
+
+
+def _head_of(members: Mapping[str, Any]) -> Sequence[Any]:
+    """Return the members that all messages of a run have in common."""
+    return tuple(map(members.get, _HEAD))

@@ -33,13 +33,14 @@ _WHOLE: Final = re.compile(r"-?[0-9]+\Z")
 _EXACT: Final = Context(prec=100)
 _LONGEST_BITS, _LONGEST_BINARY = 64, 255
 _LAST_YEAR: Final = 9999
+_MEDIUMINT_BITS: Final = 24
 _DECIMAL_DIGITS: Final = 10
 """Precision of a DECIMAL that names none."""
 
 _INTEGERS: Final = {
     "tinyint": (8, Kind.BYTE, Kind.SHORT),
     "smallint": (16, Kind.SHORT, Kind.INT),
-    "mediumint": (24, Kind.INT, Kind.INT),
+    "mediumint": (_MEDIUMINT_BITS, Kind.INT, Kind.INT),
     "int": (32, Kind.INT, Kind.LONG),
     "integer": (32, Kind.INT, Kind.LONG),
     "bigint": (64, Kind.LONG, Kind.DECIMAL),
@@ -122,11 +123,13 @@ def _compiled(declared: _Declared, rules: Rules) -> Column[str]:
     special = _SPECIAL.get(base)
     if special is not None:
         return special(declared)
-    return _column(declared, Kind.STRING, str)
+    return _column(declared, Kind.STRING, str, reads_plain_texts=True)
 
 
-def _column(declared: _Declared, kind: Kind, decode: Callable[[str], Any]) -> Column[str]:
-    return Column(SourceType(declared.text, kind), decode)
+def _column(
+    declared: _Declared, kind: Kind, decode: Callable[[str], Any], *, reads_plain_texts: bool = False
+) -> Column[str]:
+    return Column(SourceType(declared.text, kind), decode, reads_plain_texts)
 
 
 def _integer(declared: _Declared, rules: Rules) -> Column[str]:
@@ -138,7 +141,9 @@ def _integer(declared: _Declared, rules: Rules) -> Column[str]:
     lowest, highest = (0, 2**bits - 1) if is_unsigned else (-(2 ** (bits - 1)), 2 ** (bits - 1) - 1)
     if kind is Kind.DECIMAL:
         return Column(SourceType(declared.text, kind, 20, 0), partial(_bounded, Decimal, lowest, highest))
-    return _column(declared, kind, partial(_bounded, int, lowest, highest))
+    # An unsigned number, or one of 24 bits, has a Spark type that holds more.
+    is_plain = not is_unsigned and bits != _MEDIUMINT_BITS
+    return _column(declared, kind, partial(_bounded, int, lowest, highest), reads_plain_texts=is_plain)
 
 
 def _boolean(text: str) -> bool:
@@ -165,7 +170,9 @@ def _bounded(kind: Callable[[int], Any], lowest: int, highest: int, text: str) -
 def _decimal(declared: _Declared) -> Column[str]:
     precision, scale = declared.number(0, _DECIMAL_DIGITS), declared.number(1, 0)
     kind = SourceType(declared.text, Kind.DECIMAL, precision, scale)
-    return Column(kind, lambda text: scaled(Decimal(text), precision, scale))
+    # A decimal that Spark cannot hold is a string there.
+    is_plain = kind.spark != Kind.STRING
+    return Column(kind, lambda text: scaled(Decimal(text), precision, scale), is_plain)
 
 
 def scaled(value: Decimal, precision: int | None, scale: int) -> Decimal:

@@ -104,6 +104,11 @@ class Column(Generic[ValueT]):
 
     type: SourceType
     decode: Callable[[ValueT], Any] = field(compare=False)
+    reads_plain_texts: bool = False
+    """Whether ``decode`` reads the plain text (``3.00``) of each value of ``type.spark`` as this value.
+
+    Then a whole column of texts can be converted in one step.
+    """
 
 
 def decoded(columns: Mapping[str, Column[Any]], values: Iterable[tuple[str, Any]]) -> dict[str, Any]:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import date, datetime
 from decimal import Decimal
 from typing import Any, Final
 
+import pyarrow as pa
 from pyspark.sql import types as st
 
 from pyspark_rocketmq.change_data.json_text import text_of
@@ -55,6 +56,39 @@ class FittedColumns:
         if not _has_zones_of(type_, converted):
             raise SchemaError(f"{value!r:.80} does not have a zone exactly if column {name} has one.")
         return converted
+
+    def array(self, name: str, values: Sequence[Any]) -> pa.Array:
+        """Convert all ``values`` to an array of the table's column ``name``; None stays None.
+
+        Raises:
+            SchemaError, ValueError, ArithmeticError: If a value does not fit the column exactly.
+        """
+        is_plainly = self.is_plainly[name]
+        fitted = [
+            value if value is None or is_plainly(value) else self.fitted(name, value) for value in values
+        ]
+        array = self._output.rows.array(self._output.fields[self.columns[name]], fitted, len(fitted))
+        if array.null_count != fitted.count(None):
+            raise ValueError(f"column {name} has NaN, which would become null")
+        return array
+
+    def array_of_texts(self, name: str, texts: Sequence[str | None]) -> pa.Array | None:
+        """Convert plain texts of values to an array of the table's column ``name``, in one step.
+
+        None if they do not fit, or if one of them is not the text that Arrow itself writes for the value.
+
+        Raises:
+            pa.ArrowException, ValueError: If one is no text, or UTF-8 cannot hold it.
+        """
+        given = pa.array(texts, pa.string())
+        wanted = self._output.rows.schema.field(self.columns[name]).type
+        if given.type == wanted:
+            return given
+        try:
+            array = given.cast(wanted)
+        except pa.ArrowException:
+            return None
+        return array if array.cast(given.type).equals(given) else None
 
 
 def _converted(value: Any, type_: st.DataType) -> Any:

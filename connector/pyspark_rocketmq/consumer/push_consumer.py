@@ -11,6 +11,7 @@ import json
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
@@ -528,6 +529,10 @@ class PushConsumer:
                 listener, schema, self._settings.concurrent(), send_back, hooks=hooks
             )
         orderly = self._settings.orderly()
+        if isinstance(self._listener, ChangeListener):
+            # It is the same for the sink how many messages a call has, but not for the time that calls take.
+            size = max(orderly.consume_message_batch_max_size, self._listener.batch_size)
+            orderly = replace(orderly, consume_message_batch_max_size=size)
         if self._settings.reads_in_engine(orderly=True):
             make = KeyedRangeConsumer if self._settings.is_by_key else RangeConsumer
             consumer = make(listener, OutputColumns.of(schema), orderly, send_back, hooks)

@@ -225,7 +225,7 @@ class DeliveryContext:
             self._keep(RowBuffer.look)
 
     def emit_batch(self, rows: pa.RecordBatch) -> None:
-        """For the engine: add an ``ArrowListener``'s rows, whose ``queueOffset`` is that of their message.
+        """For this package's listeners: add rows whose ``queueOffset`` is that of their message.
 
         Raises:
             SchemaError: If they are not rows of the listener's output schema; see :meth:`emit`.

@@ -106,16 +106,18 @@ class RowColumns:
         """Indexes of the columns of strings and bytes."""
 
     def to_batch(self, columns: Mapping[str, Any], count: int) -> pa.RecordBatch:
-        """Create a batch of ``count`` rows; a column is a list, an array, or one value for all rows."""
+        """Create a batch of ``count`` rows.
+
+        A column is a list, an array of NumPy, an array of exactly its Arrow type, or one value for all rows.
+        """
         arrays = [self.array(field, columns[field.name], count) for field in self._fields]
         return pa.RecordBatch.from_arrays(arrays, schema=self.schema)
 
     def array(self, field: st.StructField, values: Any, count: int) -> pa.Array:
-        """Create the column ``field`` of a batch of ``count`` rows.
-
-        ``values`` is a list, an array, or one value for all rows.
-        """
+        """Create the column ``field`` of a batch of ``count`` rows; for ``values`` see :meth:`to_batch`."""
         wanted = self.schema.field(field.name).type
+        if isinstance(values, pa.Array):
+            return values
         if not isinstance(values, list | np.ndarray):
             return pa.repeat(pa.scalar(values, wanted), count)
         if isinstance(field.dataType, _PLAIN):

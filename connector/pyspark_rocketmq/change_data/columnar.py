@@ -1,0 +1,97 @@
+"""The changes of many messages together, as columns: most of the cost of a change is that of its objects."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Protocol, TypeAlias, runtime_checkable
+
+from pyspark_rocketmq.change_data.change import Operation, Position, SourceTable
+from pyspark_rocketmq.change_data.rules import Column
+from pyspark_rocketmq.change_data.times import Unreadable
+
+_TEXTS = {str, type(None)}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChangeColumns:
+    """Changes of consecutive messages to rows of one table, all with the same columns.
+
+    Each is an insert, a delete, or an update that keeps the row's key, and its message has the whole row. The
+    lists have an item for each change, in the order of the messages and of the rows in a message.
+
+    A value may turn out to be unreadable. Then none of these changes count: read their messages one by one.
+    """
+
+    table: SourceTable
+    columns: Mapping[str, Column[str]]
+    """All columns of the rows, by name."""
+    rows: Sequence[Mapping[str, Any]]
+    """The row after each change, before a delete: values as the message has them."""
+    old: Mapping[str, Sequence[Any]]
+    """Further values of the messages, by column: those before updates. They must be readable, too."""
+    messages: Sequence[int]
+    """Number of each change's message, from 0, among the messages that were given."""
+    numbers: Sequence[int]
+    """Number of each change in its message, from 0."""
+    operations: Sequence[Operation]
+    positions: Sequence[Position | None]
+    """Position of each change, as in ``Change``."""
+    source_times: Sequence[datetime | None]
+    """Time of each change in the source, as in ``Change``."""
+
+    def texts(self, name: str) -> list[str | None]:
+        """Return the values of a column as they are in the messages.
+
+        Raises:
+            ValueError: If one is neither a text nor null.
+        """
+        return _only_texts([row[name] for row in self.rows])
+
+    def values(self, name: str) -> list[Any]:
+        """Return the values of a column, decoded.
+
+        Raises:
+            ValueError, ArithmeticError: If one cannot be decoded.
+        """
+        return _decoded(self.columns[name], self.texts(name))
+
+    def check_old_values(self) -> None:
+        """Check that the values before updates can be decoded.
+
+        Raises:
+            ValueError, ArithmeticError: If one cannot.
+        """
+        for name, texts in self.old.items():
+            _decoded(self.columns[name], _only_texts(texts))
+
+
+Run: TypeAlias = "tuple[range, ChangeColumns | None]"
+"""Consecutive messages, by their numbers from 0, and their changes as columns.
+
+None instead of columns: read the messages one by one with ``Envelope.decode``.
+"""
+
+
+@runtime_checkable
+class ReadsColumns(Protocol):
+    """An envelope that can also read many messages together."""
+
+    def runs(self, bodies: Sequence[bytes]) -> Iterator[Run]:
+        """Divide messages, given by their bodies, into runs; yield all runs in the order of the messages.
+
+        The changes of a run are those that ``Envelope.decode`` gives for its messages one by one.
+        """
+        ...
+
+
+def _only_texts(values: Sequence[Any]) -> list[str | None]:
+    if not _TEXTS.issuperset(map(type, values)):
+        raise Unreadable("a value is neither a text nor null")
+    return list(values)
+
+
+def _decoded(column: Column[str], texts: Sequence[str | None]) -> list[Any]:
+    decode = column.decode
+    return [None if text is None else decode(text) for text in texts]

@@ -1,0 +1,266 @@
+"""Changes read as columns give the same rows as changes read one by one."""
+
+from __future__ import annotations
+
+import json
+import pickle
+from collections.abc import Mapping, Sequence
+from random import Random
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from pyspark_rocketmq.change_data.canal import CanalJson
+from pyspark_rocketmq.change_data.rules import Rules
+from pyspark_rocketmq.consumer.change_listener import ChangeListener
+from pyspark_rocketmq.listeners.context import ConsumeOrderlyContext
+from pyspark_rocketmq.listeners.row_buffer import batches_of
+from pyspark_rocketmq.listeners.row_validation import OutputColumns
+from pyspark_rocketmq.model import MessageExt
+from pyspark_rocketmq.sinks.change_table.sink import ChangeTable
+from tests.helpers.messages import message_at
+
+SERVER = "3e11fa47-71ca-11e1-9e33-c80aa9429562"
+COLUMNS = pa.schema(
+    {
+        "id": pa.int64(),
+        "small": pa.int16(),
+        "price": pa.decimal128(10, 2),
+        "note": pa.string(),
+        "day": pa.date32(),
+        "seen": pa.timestamp("us"),
+        "at": pa.timestamp("us", "UTC"),
+        "ratio": pa.float32(),
+        "share": pa.float64(),
+        "data": pa.binary(),
+        "large": pa.decimal128(20, 0),
+        "third": pa.int32(),
+    }
+)
+TYPES = {
+    "id": "bigint(20)",
+    "small": "smallint(6)",
+    "price": "decimal(10,2)",
+    "note": "varchar(600)",
+    "day": "date",
+    "seen": "datetime(6)",
+    "at": "timestamp",
+    "ratio": "float",
+    "share": "double",
+    "data": "varbinary(16)",
+    "large": "bigint(20) unsigned",
+    "third": "mediumint(9)",
+}
+USUAL: Mapping[str, Sequence[str]] = {
+    "small": ["0", "-32768", "32767"],
+    "price": ["1.50", "-0.01", "99999999.99", "0.00"],
+    "note": ["", "a", "grün 漢字 😀", "\x00"],
+    "day": ["2026-02-28"],
+    "seen": ["2026-01-02 03:04:05.678901", "2026-01-02 03:04:05"],
+    "at": ["2026-01-02 03:04:05"],
+    "ratio": ["1.5"],
+    "share": ["0.1"],
+    "data": ["\x00\xff"],
+    "large": ["18446744073709551615"],
+    "third": ["-8388608", "8388607"],
+}
+ODD: Mapping[str, Sequence[Any]] = {
+    "small": ["32768", "007", "+5", "0x1F", " 1", "1_0", "", "-0", 5, 1.5, True],
+    "price": ["1.5", "1.500", "1.505", "1E+2", "-0.00", "999999999.99", "NaN", "1,5", 2],
+    "note": [7, ["x"], "\x00", "😀", ""],
+    "day": ["0000-00-00", "10000-01-01", "2026-02-30", "yesterday"],
+    "seen": ["2026-01-02 03:04:05.1234567", "0000-00-00 00:00:00", "2026-01-02T03:04:05Z"],
+    "at": ["2026-01-02 03:04:05+01:00", "9999-12-31 23:59:59"],
+    "ratio": ["0.1", "NaN", "1e39", "-0"],
+    "share": ["NaN", "inf", "1e400", "x"],
+    "data": ["漢", "00"],
+    "large": ["18446744073709551616", "-1"],
+    "third": ["8388608", "2147483647"],
+}
+
+
+ODD_ROWS: Sequence[Mapping[str, Any]] = ({"new": "1"}, {"id": None}, {"id": "x"}, {"id": "007"})
+ODD_OLD: Sequence[Any] = (
+    [{"id": "9"}], [{"id": "1"}], [None], [], {}, "x", [{"other": "1"}], [{}] * 9, None,
+)  # fmt: skip
+ODD_MEMBERS: Sequence[tuple[str, Any]] = (
+    ("data", []), ("data", None), ("data", [None]), ("data", "x"), ("database", "other"), ("database", None),
+    ("database", 5), ("es", None), ("es", 0), ("es", True), ("es", 10**18), ("es", "1"), ("gtid", ""),
+    ("gtid", "x:y"), ("gtid", 7), ("gtid", f"{SERVER}:1-99999999999999999999"), ("isDdl", True),
+    ("isDdl", 1), ("mysqlType", {**TYPES, "new": "int"}), ("mysqlType", {**TYPES, "price": "varchar(9)"}),
+    ("mysqlType", {**TYPES, "note": "enum('a','b')"}), ("mysqlType", None), ("mysqlType", {"id": 5}),
+    ("mysqlType", {**TYPES, "price": "decimal(12,4)"}), ("mysqlType", {**TYPES, "small": "int unsigned"}),
+    ("pkNames", None), ("pkNames", ["id", "small"]), ("pkNames", ["nobody"]), ("pkNames", [["id"]]),
+    ("table", "others"), ("table", ""), ("type", "update"), ("type", "TRUNCATE"), ("type", ["UPDATE"]),
+    ("type", "QUERY"), ("_tidb", {"commitTs": 77}),
+)  # fmt: skip
+ODD_BODIES = (b"null", b" ", b"[]", b"{", b'{"data":"\\ud800"}', b"\xff", b"7")
+
+
+def body_of(random: Random, *, is_odd: bool) -> bytes:
+    """Return a message of Canal; an odd one differs from usual ones in one thing."""
+    kind = random.choice(["INSERT", "UPDATE", "UPDATE", "DELETE"])
+    data: list[dict[str, Any]] = [
+        {
+            "id": str(random.randint(0, 5)),
+            **{name: random.choice([*values, None]) for name, values in USUAL.items()},
+        }
+        for _ in range(random.randint(1, 3))
+    ]
+    transaction = random.randint(1, 40)
+    message: dict[str, Any] = {
+        "data": data,
+        "database": "shop",
+        "es": 1_700_000_000_000 + transaction,
+        "gtid": f"{SERVER}:1-{transaction}",
+        "isDdl": False,
+        "mysqlType": TYPES,
+        "old": [{"price": random.choice(USUAL["price"])} for _ in data] if kind == "UPDATE" else None,
+        "pkNames": ["id"],
+        "table": "orders",
+        "type": kind,
+    }
+    row, column = random.choice(data), random.choice(sorted(ODD))
+    match random.choice(["value", "old value", "gap", "row", "old", "member", "body"]) if is_odd else "":
+        case "value":
+            row[column] = random.choice(ODD[column])
+        case "old value":
+            message["old"] = [{column: random.choice(ODD[column])}]
+        case "gap":
+            del row[column]
+        case "row":
+            row.update(random.choice(ODD_ROWS))
+        case "old":
+            message["old"] = random.choice(ODD_OLD)
+        case "member":
+            name, value = random.choice(ODD_MEMBERS)
+            message[name] = value
+        case "body":
+            return random.choice(ODD_BODIES)
+        case _:
+            pass
+    return json.dumps(message).encode()
+
+
+SETTINGS: Sequence[Mapping[str, Any]] = (
+    {},
+    {"order": "queue", "truncates": "ignore", "schema_changes": "ignore"},
+    {"deletes": "ignore", "source_table": "shop.orders"},
+    {"schema_changes": "exception", "source_table": "shop.others"},
+)
+
+
+def listener_of(columns: pa.Schema = COLUMNS, **chosen: Any) -> ChangeListener:
+    sink = ChangeTable(
+        "/nowhere/orders", keys=["id"], envelope="canal", source_time_zone="UTC", columns=columns, **chosen
+    )
+    listener: ChangeListener = pickle.loads(pickle.dumps(ChangeListener(sink)))
+    return listener
+
+
+def emitted(listener: ChangeListener, *deliveries: Sequence[MessageExt]) -> tuple[list[dict[str, Any]], int]:
+    """Return the rows that the listener emits for deliveries, and how many of them came in batches."""
+    output = OutputColumns.of(listener.schema)
+    found, in_batches = [], 0
+    for messages in deliveries:
+        context = ConsumeOrderlyContext(messages, output)
+        listener.consume_message(messages, context)
+        taken = context.take_emitted()
+        in_batches += sum(each.num_rows for each in taken if isinstance(each, pa.RecordBatch))
+        for batch in batches_of(taken, output.rows):
+            assert batch.schema == output.rows.schema
+            found += batch.to_pylist()
+    return found, in_batches
+
+
+@pytest.mark.parametrize("chosen", SETTINGS, ids=str)
+@pytest.mark.parametrize("seed", range(5))
+def test_messages_read_together_give_the_rows_of_each_one(seed: int, chosen: Mapping[str, Any]) -> None:
+    """K6: whatever Canal's messages have in them, columns change no row, no reason and no order."""
+    random = Random(seed)
+    columns = pa.schema(list(COLUMNS)[:4]) if chosen.get("schema_changes") == "ignore" else COLUMNS
+    listener = listener_of(columns, **chosen)
+    odd_share = random.choice([0.005, 0.03, 0.1])
+    bodies = [body_of(random, is_odd=random.random() < odd_share) for _ in range(200)]
+    messages = [message_at(number, body=body) for number, body in enumerate(bodies)]
+    together, _ = emitted(listener, *(messages[at : at + 64] for at in range(0, len(messages), 64)))
+    one_by_one, in_batches = emitted(listener, *([message] for message in messages))
+    assert in_batches == 0
+    assert list(map(repr, together)) == list(map(repr, one_by_one))
+
+
+@pytest.mark.parametrize(("column", "value"), [(name, value) for name in ODD for value in ODD[name]])
+def test_a_single_odd_value_is_read_as_by_itself(column: str, value: object) -> None:
+    """K6: a value that cannot be converted with its column takes nothing from the other changes."""
+    messages = changes(20)
+    text = json.loads(messages[9].body)
+    text["data"][0][column] = value
+    messages[9] = messages[9]._replace(body=json.dumps(text).encode())
+    listener = listener_of()
+    together, _ = emitted(listener, messages)
+    one_by_one, _ = emitted(listener, *([message] for message in messages))
+    assert list(map(repr, together)) == list(map(repr, one_by_one))
+
+
+def changes(count: int, **members: Any) -> list[MessageExt]:
+    """Return messages of one usual row each."""
+    row = {"id": "1", **dict.fromkeys(USUAL), "price": "1.50", "note": "a", "day": "2026-02-28"}
+    return [
+        message_at(
+            number,
+            body=json.dumps(
+                {
+                    "data": [{**row, "id": str(number)}],
+                    "database": "shop",
+                    "es": 1_700_000_000_000,
+                    "gtid": f"{SERVER}:1-{number + 1}",
+                    "mysqlType": TYPES,
+                    "old": [{"price": "1.40"}],
+                    "pkNames": ["id"],
+                    "table": "orders",
+                    "type": ("INSERT", "UPDATE", "DELETE")[number % 3],
+                    **members,
+                }
+            ).encode(),
+        )
+        for number in range(count)
+    ]
+
+
+def test_usual_messages_become_one_batch() -> None:
+    """Inserts, updates and deletes in turns do not end a run."""
+    listener = listener_of()
+    rows, in_batches = emitted(listener, changes(60))
+    assert in_batches == len(rows) == 60
+    assert {row["of_price"] for row in rows[2::3]} == {None}
+    assert listener.batch_size > 1
+
+
+def test_an_odd_message_costs_only_its_own_run() -> None:
+    """The messages before and after a statement are still read as columns."""
+    messages = changes(60)
+    statement = changes(31, isDdl=True, type="ALTER", sql="ALTER TABLE orders ADD x int")[30]
+    rows, in_batches = emitted(listener_of(), [*messages[:30], statement, *messages[31:]])
+    assert in_batches == len(rows) == 59
+
+
+def test_changes_of_another_table_give_no_rows() -> None:
+    """K3: nothing of them is read, but a value that cannot be read is no fault of this table, either."""
+    listener = listener_of(source_table="shop.orders")
+    rows, _ = emitted(listener, changes(20, table="others", old=[{"price": "x"}]))
+    assert rows == []
+
+
+def test_few_messages_are_read_one_by_one() -> None:
+    """A batch for each few rows would cost more than it saves."""
+    rows, in_batches = emitted(listener_of(), changes(5))
+    assert (len(rows), in_batches) == (5, 0)
+
+
+def test_runs_have_all_messages_in_order() -> None:
+    """Bodies that are no message of Canal have a run of their own."""
+    bodies = [b"{", *(message.body for message in changes(20)), b"null", b"7"]
+    runs = list(CanalJson(Rules()).runs(bodies))
+    assert [number for numbers, _ in runs for number in numbers] == list(range(len(bodies)))
+    assert [columns is not None for _, columns in runs] == [False, True, False, False]
