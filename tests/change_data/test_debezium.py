@@ -646,3 +646,45 @@ def test_the_greatest_float_is_a_value() -> None:
 def test_value_that_does_not_fit_its_schema_is_bad(field: dict[str, Any], value: Any) -> None:
     """K6: fact 41: never a guess."""
     assert "v" in reason(decode(with_schema(value, **field), {"id": 1}))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_messages_with_one_schema_do_not_change_each_other(name: str) -> None:
+    """K6: a schema is parsed once, whatever messages came before with the same one or another one."""
+    lines = recorded(f"debezium_{name}")
+    forwards = [debezium(line) for line in lines]
+    assert forwards == [debezium(line) for line in reversed(lines)][::-1]
+    # A blank at the end: such a text is parsed as a whole.
+    whole = [debezium({**line, "value": f"{line['value']} " if line["value"] else None}) for line in lines]
+    assert forwards == whole
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"schema":{"doc":",\\"payload\\":1","fields":[{"field":"id","type":"int32"}]},"payload":PAYLOAD}',
+        '{"schema":{"payload":1,"payload":{},"fields":[{"field":"id","type":"int32"}]},"payload":PAYLOAD}',
+        '{"schema":null,"payload":PAYLOAD}',
+        '{"schema":7,"payload":PAYLOAD}',
+        '{"payload":PAYLOAD,"schema":null}',
+        '{"schema":{"fields":[{"field":"id","type":"int32"}]},"payload":{},"payload":PAYLOAD}',
+        '{"schema":null,"payload":PAYLOAD}\n',
+    ],
+)
+def test_the_place_where_a_schema_ends_is_found(text: str) -> None:
+    """K6: texts and members that look like the beginning of the payload are none."""
+    flat = json.dumps({"id": 1, "__op": "c", "__db": "shop", "__table": "orders"})
+    change = one(
+        DebeziumJson(Rules()).decode(ChangeMessage(text.replace("PAYLOAD", flat).encode(), '{"id":1}'))
+    )
+    assert (change.operation, change.row) == (Operation.INSERT, {"id": 1})
+
+
+@pytest.mark.parametrize(
+    "text", ['{"schema":{},"payload":{}', '{"schema":{},"payload":}', '{"schema":{,"payload":{}}']
+)
+def test_a_broken_message_with_a_schema_is_bad(text: str) -> None:
+    """K6: half a message gives its reason, as one without a schema does."""
+    assert "the body is no message of Debezium" in reason(
+        DebeziumJson(Rules()).decode(ChangeMessage(text.encode()))
+    )

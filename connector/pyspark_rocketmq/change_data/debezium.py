@@ -23,8 +23,10 @@ Debezium Server writes the key of the row into the message's KEYS, and headers i
 from __future__ import annotations
 
 from base64 import b64encode
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Any, Final
 
 from pyspark_rocketmq.change_data.change import (
@@ -55,6 +57,10 @@ _FLAT: Final = "__"
 """Prefix of the fields that ``ExtractNewRecordState`` adds."""
 _FLAT_MARKS: Final = frozenset({f"{_FLAT}op", f"{_FLAT}deleted"})
 """Fields of which every flattened message has one, and no other message does."""
+_SCHEMA, _PAYLOAD = '{"schema":', ',"payload":'
+"""Texts before the schema, and between it and the payload, as Kafka Connect writes them."""
+_MOST_KINDS: Final = 64
+"""Number of sets of names for which a schema keeps its columns; usually each message has the same names."""
 _NEW_KEY: Final = "__debezium.newkey"
 """Header of the delete that Debezium sends for an update of the table's own key."""
 
@@ -73,7 +79,7 @@ class DebeziumJson:
         if message.body.strip() in (b"", b"null", b"default"):
             return [PassedOver("tombstone")]
         try:
-            value = _Struct.of(parse(message.body), self.rules)
+            value = _Struct.of(message.body.decode(), self.rules)
         except MALFORMED as fault:
             return [BadChange(f"the body is no message of Debezium: {fault}")]
         is_flat = not _FLAT_MARKS.isdisjoint(value.payload)
@@ -139,19 +145,20 @@ class DebeziumJson:
                 position=position,
                 source_time=source_time(event.source.get("ts_ms")),
             )
-        after, before = event.after, event.before
-        image = before if event.operation is Operation.DELETE else after
-        if image is None and event.operation is not Operation.DELETE:
+        after, is_delete = event.after, event.operation is Operation.DELETE
+        if after is None and not is_delete:
             raise Unreadable("the message has no row after the change")
         row, absent = after.row() if after is not None else ({}, frozenset())
+        before = event.before.row()[0] if event.before is not None else None
+        image, of_image = (event.before, before) if is_delete else (after, row)
         return Change(
             table=table,
             operation=event.operation,
-            key=_key_values(self.rules.keys_of(table), key, image),
-            row={} if event.operation is Operation.DELETE else row,
-            before=before.row()[0] if before is not None else None,
+            key=_key_values(self.rules.keys_of(table), key, image, of_image or {}),
+            row={} if is_delete else row,
+            before=before,
             position=position,
-            absent=frozenset() if event.operation is Operation.DELETE else absent,
+            absent=frozenset() if is_delete else absent,
             types=key.types() | (image.types() if image is not None else {}),
             source_time=source_time(event.source.get("ts_ms")),
         )
@@ -162,22 +169,20 @@ class _Struct:
     """A JSON object, with the columns of its schema if it has one."""
 
     payload: Mapping[str, Any]
-    schema: Mapping[str, Any] | None
+    schema: _Schema | None
     rules: Rules
 
     @classmethod
-    def of(cls, value: Any, rules: Rules) -> _Struct:
-        """Return a JSON value's payload and schema; a value without these two members is the payload.
+    def of(cls, text: str, rules: Rules) -> _Struct:
+        """Return a JSON text's payload and schema; a value without these two members is the payload.
 
         Raises:
-            ValueError: If the payload is no JSON object.
+            ValueError: If the text is no JSON, or the payload is no JSON object.
         """
-        schema = None
-        if isinstance(value, dict) and value.keys() == {"schema", "payload"}:
-            schema, value = value["schema"], value["payload"]
-        if not isinstance(value, dict):
+        schema, payload = _schema_and_payload(text, rules)
+        if not isinstance(payload, dict):
             raise Unreadable("it is no JSON object")
-        return cls(value, schema if isinstance(schema, dict) else None, rules)
+        return cls(payload, schema, rules)
 
     def member(self, name: str) -> _Struct | None:
         """Return a member, which must be an object, with its schema; None if it is null or missing.
@@ -195,19 +200,19 @@ class _Struct:
             raise Unreadable(f"the schema has no member {name}, which the message has")
         return _Struct(value, schema, self.rules)
 
-    def schema_of(self, name: str) -> Mapping[str, Any] | None:
+    def schema_of(self, name: str) -> _Schema | None:
         """Return the schema of a member, even of a null one.
 
         None if the object has no schema, or if its schema lacks the member.
         """
-        return next((field for field in self._fields() if field.get("field") == name), None)
+        return None if self.schema is None else self.schema.member(name)
 
     def without(self, prefix: str) -> _Struct:
         """Return the object without the members whose names begin with ``prefix``."""
         payload = {name: value for name, value in self.payload.items() if not name.startswith(prefix)}
         return _Struct(payload, self.schema, self.rules)
 
-    def typed_as(self, row: Mapping[str, Any] | None) -> _Struct:
+    def typed_as(self, row: _Schema | None) -> _Struct:
         """Return the object with the schema ``row`` if that schema has all members of the object.
 
         Otherwise, or if the object has a schema, return it as it is.
@@ -215,13 +220,9 @@ class _Struct:
         typed = _Struct(self.payload, row, self.rules)
         return typed if self.schema is None and typed.columns().keys() == self.payload.keys() else self
 
-    def columns(self) -> dict[str, Column[Any]]:
+    def columns(self) -> Mapping[str, Column[Any]]:
         """Return type and decoder of those members of the payload that the schema has, by name."""
-        return {
-            name: connect_column(field, self.rules)
-            for field in self._fields()
-            if isinstance(name := field.get("field"), str) and name in self.payload
-        }
+        return {} if self.schema is None else self.schema.columns(tuple(self.payload))
 
     def types(self) -> dict[str, SourceType]:
         """Return the columns' types; empty without a schema."""
@@ -229,11 +230,8 @@ class _Struct:
 
     def row(self) -> tuple[dict[str, Any], frozenset[str]]:
         """Return the values, and the names of the columns for which the source has sent a placeholder."""
-        absent = frozenset(
-            name
-            for name, value in self.payload.items()
-            if _is_unavailable(value, self.rules.unavailable_value)
-        )
+        mark = self.rules.unavailable_value
+        absent = frozenset(name for name, value in self.payload.items() if _is_unavailable(value, mark))
         here = {name: value for name, value in self.payload.items() if name not in absent}
         if self.schema is None:
             return {name: _without_schema(value) for name, value in here.items()}, absent
@@ -243,11 +241,83 @@ class _Struct:
             raise Unreadable(f"the schema has no column {', '.join(unknown)}, which the row has")
         return decoded(columns, here.items()), absent
 
-    def _fields(self) -> Iterator[Mapping[str, Any]]:
-        fields = (self.schema or {}).get("fields") or []
+
+class _Schema:
+    """The schema of a JSON object: one object for all messages that have the same text of it."""
+
+    def __init__(self, schema: Mapping[str, Any], rules: Rules) -> None:
+        self._schema = schema
+        self._rules = rules
+        self._members: dict[str, _Schema | None] = {}
+        """Schemas of members that were asked for so far."""
+        self._columns: dict[tuple[str, ...], Mapping[str, Column[Any]]] = {}
+        """Columns by the names that were asked for, so far."""
+
+    def member(self, name: str) -> _Schema | None:
+        """Return the schema of a member; None if there is no such member.
+
+        Raises:
+            ValueError: If the schema has no list of fields.
+        """
+        if name not in self._members:
+            field = next((field for field in self._fields() if field.get("field") == name), None)
+            self._members[name] = None if field is None else _Schema(field, self._rules)
+        return self._members[name]
+
+    def columns(self, names: tuple[str, ...]) -> Mapping[str, Column[Any]]:
+        """Return type and decoder of the members that have these names, by name.
+
+        Raises:
+            ValueError: If the schema has no list of fields, or if a field cannot be read.
+        """
+        found = self._columns.get(names)
+        if found is None:
+            found = {
+                name: connect_column(field, self._rules)
+                for field in self._fields()
+                if isinstance(name := field.get("field"), str) and name in names
+            }
+            if len(self._columns) == _MOST_KINDS:
+                self._columns.clear()
+            self._columns[names] = found
+        return found
+
+    def _fields(self) -> Sequence[Mapping[str, Any]]:
+        fields = self._schema.get("fields") or []
         if not isinstance(fields, list) or not all(isinstance(field, dict) for field in fields):
             raise Unreadable("its schema has no list of fields")
-        yield from fields
+        return fields
+
+
+def _schema_and_payload(text: str, rules: Rules) -> tuple[_Schema | None, Any]:
+    """Parse a JSON text; return its schema and payload, or None and the value if it does not have just these.
+
+    Debezium repeats the schema, which is most of the text, in each message: it is parsed only once.
+
+    Raises:
+        ValueError: If the text is no JSON.
+    """
+    end = text.find(_PAYLOAD) if text.startswith(_SCHEMA) and text.endswith("}") else -1
+    if end >= 0:
+        # If this is not where the schema ends, one of the two texts is no JSON.
+        with suppress(*MALFORMED):
+            return _schema_in(text[len(_SCHEMA) : end], rules), parse(text[end + len(_PAYLOAD) : -1])
+    value = parse(text)
+    if isinstance(value, dict) and value.keys() == {"schema", "payload"}:
+        schema, payload = value["schema"], value["payload"]
+        return (_Schema(schema, rules) if isinstance(schema, dict) else None), payload
+    return None, value
+
+
+@lru_cache(maxsize=256)
+def _schema_in(text: str, rules: Rules) -> _Schema | None:
+    """Parse the text of a schema; None if it is no JSON object.
+
+    Raises:
+        ValueError: If it is no JSON.
+    """
+    schema = parse(text)
+    return _Schema(schema, rules) if isinstance(schema, dict) else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -256,7 +326,7 @@ class _Event:
     table: SourceTable
     before: _Struct | None
     after: _Struct | None
-    schema: Mapping[str, Any] | None
+    schema: _Schema | None
     """Schema of ``before`` and ``after``; None if the message has none."""
     source: Mapping[str, Any]
     order: Any
@@ -373,16 +443,18 @@ def _table(source: Mapping[str, Any]) -> SourceTable:
 def _key(keys: str, rules: Rules) -> _Struct:
     if not keys.strip().startswith("{"):
         return _Struct({}, None, rules)
-    return _Struct.of(parse(keys), rules)
+    return _Struct.of(keys, rules)
 
 
-def _key_values(named: Sequence[str] | None, key: _Struct, image: _Struct | None) -> dict[str, Any]:
+def _key_values(
+    named: Sequence[str] | None, key: _Struct, image: _Struct | None, of_row: Mapping[str, Any]
+) -> dict[str, Any]:
     """Return the values of the key's columns: from the message's KEYS, or else from its row.
 
-    If only the row has a schema, the values are from the row, or else from KEYS.
+    ``of_row`` has the values of the row ``image``. If only the row has a schema, the key's values are from
+    the row, or else from KEYS.
     """
     names = list(key.payload) if named is None else named
-    of_row, _ = image.row() if image is not None else ({}, frozenset())
     of_key = key.row()[0] if key.payload else {}
     missing = [name for name in names if name not in of_key and name not in of_row]
     if missing:
@@ -390,7 +462,7 @@ def _key_values(named: Sequence[str] | None, key: _Struct, image: _Struct | None
             f"neither the message's KEYS nor its row has the column {', '.join(missing)} of the key"
         )
     is_row_first = key.schema is None and image is not None and image.schema is not None
-    known = of_key | of_row if is_row_first else of_row | of_key
+    known = {**of_key, **of_row} if is_row_first else {**of_row, **of_key}
     return {name: known[name] for name in names}
 
 
@@ -421,19 +493,25 @@ def _whole(value: Any) -> int:
 
 
 def _is_unavailable(value: Any, placeholder: str) -> bool:
-    encoded = placeholder.encode()
-    in_base64 = b64encode(encoded).decode()
     match value:
+        case None | int():
+            return False
         case str():
-            return value in (placeholder, in_base64)
+            return value in _texts_of(placeholder)
         case [str() as only]:
-            return only in (placeholder, in_base64)
+            return only in _texts_of(placeholder)
         case list():
-            return value == list(encoded)
+            return value == list(placeholder.encode())
         case dict():
             return placeholder in value
         case _:
             return False
+
+
+@lru_cache(maxsize=16)
+def _texts_of(placeholder: str) -> tuple[str, str]:
+    """Return the placeholder, and its base64 form, which stands for a value of bytes."""
+    return placeholder, b64encode(placeholder.encode()).decode()
 
 
 def _without_schema(value: Any, depth: int = 0) -> Any:
