@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import pickle
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from random import Random
 from typing import Any
 
@@ -15,9 +16,10 @@ from pyspark_rocketmq.change_data.canal import CanalJson
 from pyspark_rocketmq.change_data.rules import Rules
 from pyspark_rocketmq.consumer.change_listener import ChangeListener
 from pyspark_rocketmq.listeners.context import ConsumeOrderlyContext
-from pyspark_rocketmq.listeners.row_buffer import batches_of
+from pyspark_rocketmq.listeners.row_buffer import Emitted, batches_of
 from pyspark_rocketmq.listeners.row_validation import OutputColumns
 from pyspark_rocketmq.model import MessageExt
+from pyspark_rocketmq.sinks.change_table.columns import MORE
 from pyspark_rocketmq.sinks.change_table.sink import ChangeTable
 from tests.helpers.messages import message_at
 
@@ -98,6 +100,36 @@ ODD_MEMBERS: Sequence[tuple[str, Any]] = (
 ODD_BODIES = (b"null", b" ", b"[]", b"{", b'{"data":"\\ud800"}', b"\xff", b"7")
 
 
+def with_value(message: dict[str, Any], column: str, value: object) -> None:
+    message["data"][0][column] = value
+
+
+def with_old_value(message: dict[str, Any], column: str, value: object) -> None:
+    message["old"][0] = {column: value}
+
+
+def without(message: dict[str, Any], column: str) -> None:
+    del message["data"][0][column]
+
+
+def with_row(message: dict[str, Any], row: Mapping[str, Any]) -> None:
+    message["data"][0].update(row)
+
+
+def with_member(message: dict[str, Any], name: str, value: object) -> None:
+    message[name] = value
+
+
+CHANGED: Sequence[Callable[[dict[str, Any]], None]] = [
+    *(partial(with_value, column=name, value=value) for name in ODD for value in ODD[name]),
+    *(partial(with_old_value, column=name, value=value) for name in ODD for value in ODD[name]),
+    *(partial(without, column=name) for name in TYPES),
+    *(partial(with_row, row=row) for row in ODD_ROWS),
+    *(partial(with_member, name="old", value=old) for old in ODD_OLD),
+    *(partial(with_member, name=name, value=value) for name, value in ODD_MEMBERS),
+]
+
+
 def body_of(random: Random, *, is_odd: bool) -> bytes:
     """Return a message of Canal; an odd one differs from usual ones in one thing."""
     kind = random.choice(["INSERT", "UPDATE", "UPDATE", "DELETE"])
@@ -121,33 +153,23 @@ def body_of(random: Random, *, is_odd: bool) -> bytes:
         "table": "orders",
         "type": kind,
     }
-    row, column = random.choice(data), random.choice(sorted(ODD))
-    match random.choice(["value", "old value", "gap", "row", "old", "member", "body"]) if is_odd else "":
-        case "value":
-            row[column] = random.choice(ODD[column])
-        case "old value":
-            message["old"] = [{column: random.choice(ODD[column])}]
-        case "gap":
-            del row[column]
-        case "row":
-            row.update(random.choice(ODD_ROWS))
-        case "old":
-            message["old"] = random.choice(ODD_OLD)
-        case "member":
-            name, value = random.choice(ODD_MEMBERS)
-            message[name] = value
-        case "body":
-            return random.choice(ODD_BODIES)
-        case _:
-            pass
+    if is_odd and random.random() < 0.1:
+        return random.choice(ODD_BODIES)
+    if is_odd:
+        message["old"] = message["old"] or [{}]
+        random.choice(CHANGED)(message)
     return json.dumps(message).encode()
 
 
-SETTINGS: Sequence[Mapping[str, Any]] = (
-    {},
-    {"order": "queue", "truncates": "ignore", "schema_changes": "ignore"},
-    {"deletes": "ignore", "source_table": "shop.orders"},
-    {"schema_changes": "exception", "source_table": "shop.others"},
+LESS = pa.schema(list(COLUMNS)[:4])
+"""A table that has not yet all columns of the source."""
+TABLES: Sequence[tuple[pa.Schema, Mapping[str, Any]]] = (
+    (COLUMNS, {}),
+    (LESS, {}),
+    (LESS, {"order": "queue", "truncates": "ignore", "schema_changes": "ignore"}),
+    (COLUMNS, {"deletes": "ignore", "source_table": "shop.orders"}),
+    (COLUMNS, {"schema_changes": "exception", "source_table": "shop.others"}),
+    (LESS, {"schema_changes": "evolve", "source_table": "shop.orders"}),
 )
 
 
@@ -162,24 +184,24 @@ def listener_of(columns: pa.Schema = COLUMNS, **chosen: Any) -> ChangeListener:
 def emitted(listener: ChangeListener, *deliveries: Sequence[MessageExt]) -> tuple[list[dict[str, Any]], int]:
     """Return the rows that the listener emits for deliveries, and how many of them came in batches."""
     output = OutputColumns.of(listener.schema)
-    found, in_batches = [], 0
+    taken: list[Emitted] = []
     for messages in deliveries:
         context = ConsumeOrderlyContext(messages, output)
         listener.consume_message(messages, context)
-        taken = context.take_emitted()
-        in_batches += sum(each.num_rows for each in taken if isinstance(each, pa.RecordBatch))
-        for batch in batches_of(taken, output.rows):
-            assert batch.schema == output.rows.schema
-            found += batch.to_pylist()
-    return found, in_batches
+        taken += context.take_emitted()
+    batches = [each for each in taken if isinstance(each, pa.RecordBatch)]
+    assert all(batch.schema == output.rows.schema for batch in batches)
+    rows = [row for batch in batches_of(taken, output.rows) for row in batch.to_pylist()]
+    return rows, sum(batch.num_rows for batch in batches)
 
 
-@pytest.mark.parametrize("chosen", SETTINGS, ids=str)
+@pytest.mark.parametrize(("columns", "chosen"), TABLES, ids=range(len(TABLES)))
 @pytest.mark.parametrize("seed", range(5))
-def test_messages_read_together_give_the_rows_of_each_one(seed: int, chosen: Mapping[str, Any]) -> None:
+def test_messages_read_together_give_the_rows_of_each_one(
+    seed: int, columns: pa.Schema, chosen: Mapping[str, Any]
+) -> None:
     """K6: whatever Canal's messages have in them, columns change no row, no reason and no order."""
     random = Random(seed)
-    columns = pa.schema(list(COLUMNS)[:4]) if chosen.get("schema_changes") == "ignore" else COLUMNS
     listener = listener_of(columns, **chosen)
     odd_share = random.choice([0.005, 0.03, 0.1])
     bodies = [body_of(random, is_odd=random.random() < odd_share) for _ in range(200)]
@@ -190,14 +212,18 @@ def test_messages_read_together_give_the_rows_of_each_one(seed: int, chosen: Map
     assert list(map(repr, together)) == list(map(repr, one_by_one))
 
 
-@pytest.mark.parametrize(("column", "value"), [(name, value) for name in ODD for value in ODD[name]])
-def test_a_single_odd_value_is_read_as_by_itself(column: str, value: object) -> None:
-    """K6: a value that cannot be converted with its column takes nothing from the other changes."""
+@pytest.mark.parametrize("columns", [COLUMNS, LESS], ids=["all columns", "new columns"])
+@pytest.mark.parametrize("change", CHANGED, ids=range(len(CHANGED)))
+def test_one_odd_message_changes_no_other_one(
+    change: Callable[[dict[str, Any]], None], columns: pa.Schema
+) -> None:
+    """K6: among usual messages, an odd one gives the row or the reason that it gives by itself."""
     messages = changes(20)
-    text = json.loads(messages[9].body)
-    text["data"][0][column] = value
-    messages[9] = messages[9]._replace(body=json.dumps(text).encode())
-    listener = listener_of()
+    for number in (7, 9):  # an update and an insert
+        message = json.loads(messages[number].body)
+        change(message)
+        messages[number] = messages[number]._replace(body=json.dumps(message).encode())
+    listener = listener_of(columns)
     together, _ = emitted(listener, messages)
     one_by_one, _ = emitted(listener, *([message] for message in messages))
     assert list(map(repr, together)) == list(map(repr, one_by_one))
@@ -235,6 +261,14 @@ def test_usual_messages_become_one_batch() -> None:
     assert in_batches == len(rows) == 60
     assert {row["of_price"] for row in rows[2::3]} == {None}
     assert listener.batch_size > 1
+
+
+@pytest.mark.parametrize("schema_changes", ["lenient", "evolve", "ignore"])
+def test_columns_that_the_table_lacks_do_not_end_a_batch(schema_changes: str) -> None:
+    """K3: a new column is carried in a text of each row, or ignored."""
+    rows, in_batches = emitted(listener_of(LESS, schema_changes=schema_changes), changes(60))
+    assert in_batches == 60
+    assert sum(row[MORE] is not None for row in rows) == (0 if schema_changes == "ignore" else 40)
 
 
 def test_an_odd_message_costs_only_its_own_run() -> None:

@@ -6,7 +6,7 @@ messages one by one. If changes have anything unusual, there is no batch, and th
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,7 +21,10 @@ from pyspark_rocketmq.consumer.fitted_values import FittedColumns
 from pyspark_rocketmq.errors import SchemaError
 from pyspark_rocketmq.listeners.row_validation import RowColumns
 from pyspark_rocketmq.model import QUEUE_OFFSET, MessageExt
+from pyspark_rocketmq.sinks.change_table.carried import carried
+from pyspark_rocketmq.sinks.change_table.columns import MORE
 from pyspark_rocketmq.sinks.change_table.compaction import OPERATION, POSITION
+from pyspark_rocketmq.sinks.change_table.new_columns import name_problem
 from pyspark_rocketmq.sinks.change_table.versions import MOMENT, TIME
 
 _UNUSUAL = (*MALFORMED, SchemaError, TypeError, pa.ArrowException)
@@ -42,7 +45,8 @@ class ChangeBatches:
     by_queue: bool
     """Whether only the queue gives an order."""
     ignores_deletes: bool
-    ignores_new_columns: bool
+    schema_changes: str
+    """Treatment of columns that the table did not have when the query started: see ``ChangeTable``."""
 
     def batch(self, changes: ChangeColumns, messages: Sequence[MessageExt]) -> pa.RecordBatch | None:
         """Return the rows of ``changes``, which are those of ``messages``, with their queue offsets.
@@ -57,18 +61,24 @@ class ChangeBatches:
             return None
 
     def _are_usual(self, changes: ChangeColumns) -> bool:
-        own, given = self.fits.columns.keys(), changes.columns.keys()
+        new = self._new_columns(changes)
         return (
-            own <= given
-            and (self.ignores_new_columns or given <= own)
+            changes.columns.keys() >= self.fits.columns.keys()
+            and (self.schema_changes != "exception" or not new)
+            and all(name_problem(name, tuple(self.fits.columns)) is None for name in new)
             and not (self.ignores_deletes and Operation.DELETE in changes.operations)
             and (self.by_queue or None not in changes.positions)
         )
 
+    def _new_columns(self, changes: ChangeColumns) -> set[str]:
+        """Return the columns that the table did not have when the query started; none if they are ignored."""
+        if self.schema_changes == "ignore":
+            return set()
+        return changes.columns.keys() - self.fits.columns.keys()
+
     def _batch(self, changes: ChangeColumns, messages: Sequence[MessageExt]) -> pa.RecordBatch | None:
         changes.check_old_values()
-        for name in changes.columns.keys() - self.fits.columns.keys():
-            changes.values(name)
+        others = {name: changes.values(name) for name in changes.columns.keys() - self.fits.columns.keys()}
         deleted = [operation is Operation.DELETE for operation in changes.operations]
         is_deleted = pa.array(deleted) if any(deleted) else None
         columns: dict[str, Any] = {}
@@ -92,6 +102,8 @@ class ChangeBatches:
             for time, number in zip(changes.source_times, changes.messages, strict=True)
         ]
         columns[TIME] = pa.array(times, MOMENT)
+        if self._new_columns(changes):
+            columns[MORE] = _carried(changes, others)
         return self.rows.to_batch({**dict.fromkeys(self.rows.schema.names), **columns}, len(offsets))
 
     def _values(self, name: str, changes: ChangeColumns) -> pa.Array:
@@ -101,3 +113,18 @@ class ChangeBatches:
             if values is not None:
                 return values
         return self.fits.array(name, changes.values(name))
+
+
+def _carried(changes: ChangeColumns, values: Mapping[str, Sequence[Any]]) -> list[str | None]:
+    """Return the values of columns that the table lacks as a text for each change; None for deletes.
+
+    Raises:
+        ValueError: If the text cannot hold a value.
+    """
+    types = {name: column.type for name, column in changes.columns.items()}
+    return [
+        None
+        if operation is Operation.DELETE
+        else carried({name: values[name][at] for name in row if name in values}, types)
+        for at, (row, operation) in enumerate(zip(changes.rows, changes.operations, strict=True))
+    ]

@@ -108,7 +108,7 @@ class ChangeListener:
             source_table=self._source_table,
             by_queue=self._by_queue,
             ignores_deletes=sink.setting("deletes") == "ignore",
-            ignores_new_columns=self._schema_changes == "ignore",
+            schema_changes=self._schema_changes,
         )
         self._rows: dict[Operation, Callable[[Change], Mapping[str, Any] | None]] = {
             Operation.DELETE: _passed_over if sink.setting("deletes") == "ignore" else self._key,
