@@ -8,12 +8,13 @@ from collections.abc import Mapping
 from dataclasses import replace
 from datetime import date, timedelta
 from pathlib import Path
+from shutil import rmtree
 from typing import Any, cast
 
 import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, write_deltalake
-from deltalake.exceptions import CommitFailedError
+from deltalake.exceptions import CommitFailedError, DeltaError
 
 from pyspark_rocketmq.change_data.change import Change, Operation
 from pyspark_rocketmq.change_data.effects import order_of
@@ -22,7 +23,7 @@ from pyspark_rocketmq.delta.compaction import compact
 from pyspark_rocketmq.delta.log import LogFiles
 from pyspark_rocketmq.delta.snapshot import TableSnapshot
 from pyspark_rocketmq.delta.storage_options import NO_OPTIONS
-from pyspark_rocketmq.errors import OptionError, SchemaError, SinkConflict
+from pyspark_rocketmq.errors import OptionError, RocketMQError, SchemaError, SinkConflict
 from pyspark_rocketmq.model import MessageQueue, queue_columns
 from pyspark_rocketmq.sinks.base import Sink
 from pyspark_rocketmq.sinks.change_table import appender as appender_module
@@ -460,6 +461,21 @@ def test_missing_values_are_found_in_files_with_fewer_statistics(path: Path, cho
     apply(sink, [Sent(change(Operation.INSERT, 1, 3, **values), 3)])
 
     assert table_rows(path)[1] == values | {"c0": 5}
+
+
+def test_a_creation_that_failed_leaves_no_properties_behind(tmp_path: Path) -> None:
+    """K2: a table that is made later has only the properties that are asked for then."""
+    blocked = tmp_path / "tables"
+    sink = change_table(blocked / "orders", columns=MODEL_SCHEMA)
+    rmtree(blocked)
+    blocked.write_text("not a folder")
+    with pytest.raises((RocketMQError, DeltaError, OSError)):
+        sink.create({"rocketmq.test": "first"})
+    blocked.unlink()
+
+    sink.prepare(change_schema(sink.table_columns()))
+
+    assert "rocketmq.test" not in DeltaTable(blocked / "orders").metadata().configuration
 
 
 class _RowsAsChanges:

@@ -373,8 +373,10 @@ class ChangeTable(DeltaSink):
         """
         if not self.exists():
             self._table.properties = properties
-        self.prepare(change_schema(self.table_columns()))
-        self._table.properties = {}
+        try:
+            self.prepare(change_schema(self.table_columns()))
+        finally:
+            self._table.properties = {}
 
     def apply(self, changes: ChangeRows) -> None:
         """Commit the effect of changes, without watermarks: if they are applied again, nothing changes.
