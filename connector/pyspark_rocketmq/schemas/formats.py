@@ -36,13 +36,16 @@ def decode_json(payload: bytes, _: MessageType | None = None) -> Any:
         BadRecord: If it is not exactly one JSON value.
     """
     try:
-        return json.loads(payload.decode(), parse_constant=_no_constant)
+        return _JSON.decode(payload.decode())
     except (ValueError, RecursionError) as error:
         raise BadRecord(f"The payload is not JSON in UTF-8: {error}") from error
 
 
 def _no_constant(name: str) -> None:
     raise ValueError(f"{name} is no JSON number")
+
+
+_JSON: Final = json.JSONDecoder(parse_constant=_no_constant)
 
 
 def avro_decoder(schema: RegisteredSchema, references: References, reader_schema: str | None) -> Decode:
