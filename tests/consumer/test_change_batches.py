@@ -19,7 +19,7 @@ from pyspark_rocketmq.listeners.context import ConsumeOrderlyContext
 from pyspark_rocketmq.listeners.row_buffer import Emitted, batches_of
 from pyspark_rocketmq.listeners.row_validation import OutputColumns
 from pyspark_rocketmq.model import MessageExt
-from pyspark_rocketmq.sinks.change_table.columns import MORE
+from pyspark_rocketmq.sinks.change_table.columns import MORE, PROBLEM
 from pyspark_rocketmq.sinks.change_table.sink import ChangeTable
 from tests.helpers.messages import message_at
 
@@ -269,6 +269,22 @@ def test_columns_that_the_table_lacks_do_not_end_a_batch(schema_changes: str) ->
     rows, in_batches = emitted(listener_of(LESS, schema_changes=schema_changes), changes(60))
     assert in_batches == 60
     assert sum(row[MORE] is not None for row in rows) == (0 if schema_changes == "ignore" else 40)
+
+
+@pytest.mark.parametrize("name", ["ID", "__position", "new"])
+@pytest.mark.parametrize("value", ["1", "x"])
+def test_a_new_column_has_a_name_that_the_table_can_have(name: str, value: str) -> None:
+    """K3: a name that it cannot have is the reason of each change, however many are read together."""
+    messages = []
+    for message in changes(20, mysqlType={**TYPES, name: "int"}):
+        members = json.loads(message.body)
+        members["data"][0][name] = value
+        messages.append(message._replace(body=json.dumps(members).encode()))
+    listener = listener_of()
+    together, _ = emitted(listener, messages)
+    one_by_one, _ = emitted(listener, *([message] for message in messages))
+    assert list(map(repr, together)) == list(map(repr, one_by_one))
+    assert all(row[PROBLEM] for row in together[::3]) == (name != "new" or value == "x")
 
 
 def test_an_odd_message_costs_only_its_own_run() -> None:
