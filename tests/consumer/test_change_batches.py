@@ -170,6 +170,7 @@ TABLES: Sequence[tuple[pa.Schema, Mapping[str, Any]]] = (
     (COLUMNS, {"deletes": "ignore", "source_table": "shop.orders"}),
     (COLUMNS, {"schema_changes": "exception", "source_table": "shop.others"}),
     (LESS, {"schema_changes": "evolve", "source_table": "shop.orders"}),
+    (LESS, {"schema_changes": "exception"}),
 )
 
 

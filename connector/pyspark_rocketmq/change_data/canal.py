@@ -316,8 +316,6 @@ class _Run:
         if _head_of(members) != self._head or not self._are_whole(rows) or not self._keep_keys(old):
             return False
         count = len(rows)
-        if len(old) > count:
-            return False
         try:
             position = _Flat(members).position()
         except MALFORMED:
