@@ -189,7 +189,12 @@ def _sink(path: Path, kind: str, scd_type: int) -> rmq.ChangeTable:
 def _consume(sink: rmq.ChangeTable, number: int, begin: int, bodies: Sequence[bytes]) -> None:
     listener = ChangeListener(sink)
     messages = [rmq.Message(topic="orders", body=body) for body in bodies]
-    run = rmq.run_listener(listener, messages, output_schema=listener.schema)
+    run = rmq.run_listener(
+        listener,
+        messages,
+        output_schema=listener.schema,
+        consume_message_batch_max_size=listener.batch_size,
+    )
     queue = _QUEUES[number]
     rows = [{**queue_columns(queue), **row, QUEUE_OFFSET: row[QUEUE_OFFSET] + begin} for row in run.rows]
     batch = sink.begin(GROUP, {queue: 0})
