@@ -12,7 +12,11 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from pyspark_rocketmq.change_data import canal
 from pyspark_rocketmq.change_data.canal import CanalJson
+from pyspark_rocketmq.change_data.change import ChangeMessage, Decoded
+from pyspark_rocketmq.change_data.columnar import ChangeColumns
+from pyspark_rocketmq.change_data.json_text import parse
 from pyspark_rocketmq.change_data.rules import Rules
 from pyspark_rocketmq.consumer.change_listener import ChangeListener
 from pyspark_rocketmq.listeners.context import ConsumeOrderlyContext
@@ -20,6 +24,7 @@ from pyspark_rocketmq.listeners.row_buffer import Emitted, batches_of
 from pyspark_rocketmq.listeners.row_validation import OutputColumns
 from pyspark_rocketmq.model import MessageExt
 from pyspark_rocketmq.sinks.change_table.columns import MORE, PROBLEM
+from pyspark_rocketmq.sinks.change_table.compaction import OPERATION
 from pyspark_rocketmq.sinks.change_table.sink import ChangeTable
 from tests.helpers.messages import message_at
 
@@ -95,7 +100,8 @@ ODD_MEMBERS: Sequence[tuple[str, Any]] = (
     ("mysqlType", {**TYPES, "price": "decimal(12,4)"}), ("mysqlType", {**TYPES, "small": "int unsigned"}),
     ("pkNames", None), ("pkNames", ["id", "small"]), ("pkNames", ["nobody"]), ("pkNames", [["id"]]),
     ("table", "others"), ("table", ""), ("type", "update"), ("type", "TRUNCATE"), ("type", ["UPDATE"]),
-    ("type", "QUERY"), ("_tidb", {"commitTs": 77}),
+    ("type", "QUERY"), ("_tidb", {"commitTs": 77}), ("es", 10**4299),
+    ("mysqlType", {**TYPES, "large": "decimal(5,-2)"}),
 )  # fmt: skip
 ODD_BODIES = (b"null", b" ", b"[]", b"{", b'{"data":"\\ud800"}', b"\xff", b"7")
 
@@ -219,7 +225,7 @@ def test_one_odd_message_changes_no_other_one(
     change: Callable[[dict[str, Any]], None], columns: pa.Schema
 ) -> None:
     """K6: among usual messages, an odd one gives the row or the reason that it gives by itself."""
-    messages = changes(20)
+    messages = changes(40)
     for number in (7, 9):  # an update and an insert
         message = json.loads(messages[number].body)
         change(message)
@@ -261,7 +267,7 @@ def test_usual_messages_become_one_batch() -> None:
     rows, in_batches = emitted(listener, changes(60))
     assert in_batches == len(rows) == 60
     assert {row["of_price"] for row in rows[2::3]} == {None}
-    assert listener.batch_size > 1
+    assert listener.messages_per_call > 1
 
 
 @pytest.mark.parametrize("schema_changes", ["lenient", "evolve", "ignore"])
@@ -277,7 +283,7 @@ def test_columns_that_the_table_lacks_do_not_end_a_batch(schema_changes: str) ->
 def test_a_new_column_has_a_name_that_the_table_can_have(name: str, value: str) -> None:
     """K3: a name that it cannot have is the reason of each change, however many are read together."""
     messages = []
-    for message in changes(20, mysqlType={**TYPES, name: "int"}):
+    for message in changes(40, mysqlType={**TYPES, name: "int"}):
         members = json.loads(message.body)
         members["data"][0][name] = value
         messages.append(message._replace(body=json.dumps(members).encode()))
@@ -299,7 +305,7 @@ def test_an_odd_message_costs_only_its_own_run() -> None:
 def test_changes_of_another_table_give_no_rows() -> None:
     """K3: nothing of them is read, but a value that cannot be read is no fault of this table, either."""
     listener = listener_of(source_table="shop.orders")
-    rows, _ = emitted(listener, changes(20, table="others", old=[{"price": "x"}]))
+    rows, _ = emitted(listener, changes(40, table="others", old=[{"price": "x"}]))
     assert rows == []
 
 
@@ -311,7 +317,67 @@ def test_few_messages_are_read_one_by_one() -> None:
 
 def test_runs_have_all_messages_in_order() -> None:
     """Bodies that are no message of Canal have a run of their own."""
-    bodies = [b"{", *(message.body for message in changes(20)), b"null", b"7"]
+    bodies = [b"{", *(message.body for message in changes(40)), b"null", b"7"]
     runs = list(CanalJson(Rules()).runs(bodies))
     assert [number for numbers, _ in runs for number in numbers] == list(range(len(bodies)))
-    assert [columns is not None for _, columns in runs] == [False, True, False, False]
+    assert [isinstance(found, ChangeColumns) for _, found in runs] == [False, True, False, False]
+
+
+def test_messages_of_two_tables_in_turns_are_parsed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Runs that are too short for columns have the contents of their messages."""
+    ours, others = changes(20), changes(20, table="others")
+    bodies = [body for pair in zip(ours, others, strict=True) for body in (pair[0].body, pair[1].body)]
+    parsed: list[bytes] = []
+
+    def counted(body: bytes) -> Any:
+        parsed.append(body)
+        return parse(body)
+
+    monkeypatch.setattr(canal, "parse", counted)
+    envelope = CanalJson(Rules())
+    contents = [each for _, found in envelope.runs(bodies) if isinstance(found, list) for each in found]
+    assert parsed == bodies
+    assert contents == [envelope.decode(ChangeMessage(body)) for body in bodies]
+
+
+def test_a_run_is_bounded() -> None:
+    """Rows wait for their batch as Python's objects, so there must not be too many of them."""
+    [message] = changes(1)
+    members = json.loads(message.body)
+    members["data"] *= 1000
+    many = [json.dumps({**members, "old": None}).encode()] * 12
+    large = [changes(1, sql="x" * (3 << 20))[0].body] * 30
+    assert [len(numbers) for numbers, _ in CanalJson(Rules()).runs(many)] == [5, 5, 2]
+    assert [len(numbers) for numbers, _ in CanalJson(Rules()).runs(large)] == [3] * 10
+
+
+def test_a_class_of_the_user_s_own_decodes_each_message() -> None:
+    """An envelope that is made of Canal's one may leave out changes or add some."""
+
+    class Silent(CanalJson):
+        def decode(self, message: ChangeMessage) -> Sequence[Decoded]:
+            return []
+
+    class Strange:
+        runs = 3
+
+        def decode(self, message: ChangeMessage) -> Sequence[Decoded]:
+            return []
+
+    for envelope in (Silent(Rules()), Strange()):
+        sink = ChangeTable("/nowhere/orders", keys=["id"], envelope=envelope, columns=COLUMNS)
+        listener = ChangeListener(sink)
+        assert emitted(listener, changes(40)) == ([], 0)
+        assert listener.messages_per_call == 1
+
+
+def test_columns_of_decimals_that_spark_makes_wider_are_judged_by_their_own_type() -> None:
+    """K6: decimal(5,-2) has whole hundreds, but Spark's type for it has each number below 10,000,000."""
+    columns = pa.schema([("id", pa.int64()), ("price", pa.decimal128(7, 0))])
+    messages = []
+    for message in changes(40, mysqlType={"id": "bigint", "price": "decimal(5,-2)"}, old=None, type="INSERT"):
+        members = json.loads(message.body)
+        members["data"] = [{"id": "1", "price": "12345"}]
+        messages.append(message._replace(body=json.dumps(members).encode()))
+    rows, _ = emitted(listener_of(columns), messages)
+    assert {row[OPERATION] for row in rows} == {"bad"}

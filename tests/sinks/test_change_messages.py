@@ -193,7 +193,7 @@ def _consume(sink: rmq.ChangeTable, number: int, begin: int, bodies: Sequence[by
         listener,
         messages,
         output_schema=listener.schema,
-        consume_message_batch_max_size=listener.batch_size,
+        consume_message_batch_max_size=listener.messages_per_call,
     )
     queue = _QUEUES[number]
     rows = [{**queue_columns(queue), **row, QUEUE_OFFSET: row[QUEUE_OFFSET] + begin} for row in run.rows]

@@ -53,8 +53,10 @@ _NOTHING: Final = (b"", b"null")
 """Bodies without a change. Old versions of Canal send ``null`` to a queue if a message has no rows for it."""
 _HEAD: Final = ("database", "table", "pkNames", "mysqlType")
 """Members that are equal in all messages of a run."""
-_FEWEST_ROWS: Final = 8
+_FEWEST_ROWS: Final = 24
 """Number of rows from which on columns save time."""
+_MOST_ROWS, _MOST_BYTES = 4096, 8 << 20
+"""Number of rows, and of bytes of messages, from which on a run takes no further message."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,36 +70,41 @@ class CanalJson:
 
         A part that cannot be read is a :class:`BadChange`, never an error.
         """
-        if message.body.strip() in _NOTHING:
-            return [PassedOver("empty body")]
-        try:
-            flat = parse(message.body)
-            if not isinstance(flat, dict):
-                return [BadChange("the body is no JSON object")]
-            return list(self._changes(_Flat(flat)))
-        except MALFORMED as fault:
-            return [BadChange(f"the body is no message of Canal: {fault}")]
+        return self._contents(_members_of(message.body))
 
     def runs(self, bodies: Sequence[bytes]) -> Iterator[Run]:
         """Divide messages, given by their bodies, into runs; yield all runs in the order of the messages.
 
-        See :meth:`ReadsColumns.runs`.
+        The changes of a run are those that :meth:`decode` gives for its messages one by one.
         """
         run: _Run | None = None
         for number, body in enumerate(bodies):
             members = _members_of(body)
-            if run is not None and run.add(number, members):
+            if run is not None and run.add(members, len(body)):
                 continue
             if run is not None:
-                yield run.ended()
-            run = self._begun(number, members)
+                yield self._ended(run)
+            run = self._begun(number, members, len(body))
             if run is None:
-                yield range(number, number + 1), None
+                yield range(number, number + 1), [self._contents(members)]
         if run is not None:
-            yield run.ended()
+            yield self._ended(run)
 
-    def _begun(self, number: int, members: Mapping[str, Any]) -> _Run | None:
+    def _ended(self, run: _Run) -> Run:
+        return run.numbers, run.columns() or [self._contents(members) for members in run.messages]
+
+    def _contents(self, members: Mapping[str, Any] | Decoded) -> Sequence[Decoded]:
+        if not isinstance(members, Mapping):
+            return [members]
+        try:
+            return list(self._changes(_Flat(members)))
+        except MALFORMED as fault:
+            return [BadChange(f"the body is no message of Canal: {fault}")]
+
+    def _begun(self, number: int, members: Mapping[str, Any] | Decoded, nbytes: int) -> _Run | None:
         """Return a run that begins with a message; None if the message is not fit for a run."""
+        if not isinstance(members, Mapping):
+            return None
         flat = _Flat(members)
         try:
             table = flat.table()
@@ -110,7 +117,7 @@ class CanalJson:
         if not keys or not keys <= shape.columns.keys() or not HIDDEN_KEYS.isdisjoint(shape.columns):
             return None
         run = _Run(number, flat, shape, keys)
-        return run if run.add(number, members) else None
+        return run if run.add(members, nbytes) else None
 
     def _changes(self, flat: _Flat) -> Iterator[Decoded]:
         kind = flat.text("type").upper()
@@ -189,13 +196,15 @@ def _columns_of(
     return columns, {name: column.type for name, column in columns.items()}
 
 
-def _members_of(body: bytes) -> Mapping[str, Any]:
-    """Return the members of a message's JSON object; none if the body is no JSON object."""
+def _members_of(body: bytes) -> Mapping[str, Any] | Decoded:
+    """Return the members of a message's JSON object; if the body is none, what it is instead."""
+    if body.strip() in _NOTHING:
+        return PassedOver("empty body")
     try:
         members = parse(body)
-    except MALFORMED:
-        return {}
-    return members if isinstance(members, dict) else {}
+    except MALFORMED as fault:
+        return BadChange(f"the body is no message of Canal: {fault}")
+    return members if isinstance(members, dict) else BadChange("the body is no JSON object")
 
 
 class _Flat(NamedTuple):
@@ -292,21 +301,34 @@ class _Run:
 
     def __init__(self, begin: int, first: _Flat, shape: _Shape, keys: frozenset[str]) -> None:
         """Begin with the message of number ``begin``; the caller adds it, too."""
+        self.messages: list[Mapping[str, Any]] = []
+        """Members of each message."""
         self._begin = begin
         self._shape = shape
         self._head = _head_of(first.members)
         self._others = shape.columns.keys() - keys
         """Names of the columns that are not part of the key."""
+        self._nbytes = 0
         self._rows: list[Mapping[str, Any]] = []
         self._old: dict[str, list[Any]] = {}
-        self._messages: list[int] = []
+        self._message_numbers: list[int] = []
         self._numbers: list[int] = []
         self._operations: list[Operation] = []
         self._positions: list[Position | None] = []
         self._times: list[datetime | None] = []
 
-    def add(self, number: int, members: Mapping[str, Any]) -> bool:
-        """Add the changes of a message; return False, and add nothing, if the message does not fit."""
+    @property
+    def numbers(self) -> range:
+        """Numbers of the messages."""
+        return range(self._begin, self._begin + len(self.messages))
+
+    def add(self, members: Mapping[str, Any] | Decoded, nbytes: int) -> bool:
+        """Add the next message, whose body has ``nbytes``.
+
+        Return False, and add nothing, if the message does not fit.
+        """
+        if not isinstance(members, Mapping) or len(self._rows) >= _MOST_ROWS or self._nbytes >= _MOST_BYTES:
+            return False
         get = members.get
         kind = get("type")
         if not isinstance(kind, str) or kind not in _OPERATIONS or get("isDdl") is True:
@@ -315,33 +337,34 @@ class _Run:
         old: Any = get("old") or []
         if _head_of(members) != self._head or not self._are_whole(rows) or not self._keep_keys(old):
             return False
-        count = len(rows)
         try:
-            position = _Flat(members).position()
+            position, time = _Flat(members).position(), source_time(get("es"))
         except MALFORMED:
             return False
+        count = len(rows)
         self._rows += rows
         for before in filter(None, old):
             for name, text in before.items():
                 self._old.setdefault(name, []).append(text)
-        self._messages += [number] * count
+        self._message_numbers += [self._begin + len(self.messages)] * count
         self._numbers += range(count)
         self._operations += [_OPERATIONS[kind]] * count
         self._positions += [position] * count
-        self._times += [source_time(get("es"))] * count
+        self._times += [time] * count
+        self._nbytes += nbytes
+        self.messages.append(members)
         return True
 
-    def ended(self) -> Run:
-        """Return the run; without columns if it is so short that they would cost more than they save."""
-        numbers = range(self._begin, self._messages[-1] + 1)
+    def columns(self) -> ChangeColumns | None:
+        """Return the changes; None if they are so few that columns would cost more than they save."""
         if len(self._rows) < _FEWEST_ROWS:
-            return numbers, None
-        return numbers, ChangeColumns(
+            return None
+        return ChangeColumns(
             table=self._shape.table,
             columns=self._shape.columns,
             rows=self._rows,
             old=self._old,
-            messages=self._messages,
+            messages=self._message_numbers,
             numbers=self._numbers,
             operations=self._operations,
             positions=self._positions,

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, Protocol, TypeAlias, runtime_checkable
+from typing import Any, Final, TypeAlias
 
-from pyspark_rocketmq.change_data.change import Operation, Position, SourceTable
+from pyspark_rocketmq.change_data.change import Decoded, Operation, Position, SourceTable
 from pyspark_rocketmq.change_data.rules import Column
 from pyspark_rocketmq.change_data.times import Unreadable
 
-_TEXTS = {str, type(None)}
+_TEXTS: Final = frozenset({str, type(None)})
+"""Classes of the values that columns of texts may have."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,7 +29,7 @@ class ChangeColumns:
     columns: Mapping[str, Column[str]]
     """All columns of the rows, by name."""
     rows: Sequence[Mapping[str, Any]]
-    """The row after each change, before a delete: values as the message has them."""
+    """The row after each change; before it, for a delete. Values are as the message has them."""
     old: Mapping[str, Sequence[Any]]
     """Further values of the messages, by column: those before updates. They must be readable, too."""
     messages: Sequence[int]
@@ -67,23 +68,11 @@ class ChangeColumns:
             _decoded(self.columns[name], _only_texts(texts))
 
 
-Run: TypeAlias = "tuple[range, ChangeColumns | None]"
+Run: TypeAlias = "tuple[range, ChangeColumns | Sequence[Sequence[Decoded]]]"
 """Consecutive messages, by their numbers from 0, and their changes as columns.
 
-None instead of columns: read the messages one by one with ``Envelope.decode``.
+If columns would save nothing: the contents of each message, as ``Envelope.decode`` returns them.
 """
-
-
-@runtime_checkable
-class ReadsColumns(Protocol):
-    """An envelope that can also read many messages together."""
-
-    def runs(self, bodies: Sequence[bytes]) -> Iterator[Run]:
-        """Divide messages, given by their bodies, into runs; yield all runs in the order of the messages.
-
-        The changes of a run are those that ``Envelope.decode`` gives for its messages one by one.
-        """
-        ...
 
 
 def _only_texts(values: Sequence[Any]) -> list[str | None]:

@@ -59,6 +59,8 @@ _FLAT_MARKS: Final = frozenset({f"{_FLAT}op", f"{_FLAT}deleted"})
 """Fields of which every flattened message has one, and no other message does."""
 _SCHEMA, _PAYLOAD = '{"schema":', ',"payload":'
 """Texts before the schema, and between it and the payload, as Kafka Connect writes them."""
+_LONGEST_KEPT: Final = 128 << 10
+"""Number of characters up to which a schema is kept: it takes several times its text's memory."""
 _MOST_KINDS: Final = 64
 """Number of sets of names for which a schema keeps its columns; usually each message has the same names."""
 _NEW_KEY: Final = "__debezium.newkey"
@@ -149,14 +151,14 @@ class DebeziumJson:
         if after is None and not is_delete:
             raise Unreadable("the message has no row after the change")
         row, absent = after.row() if after is not None else ({}, frozenset())
-        before = event.before.row()[0] if event.before is not None else None
-        image, of_image = (event.before, before) if is_delete else (after, row)
+        image = event.before if is_delete else after
+        of_image = row if not is_delete else {} if image is None else image.row()[0]
         return Change(
             table=table,
             operation=event.operation,
-            key=_key_values(self.rules.keys_of(table), key, image, of_image or {}),
+            key=_key_values(self.rules.keys_of(table), key, image, of_image),
             row={} if is_delete else row,
-            before=before,
+            before=event.before.row()[0] if event.before is not None else None,
             position=position,
             absent=frozenset() if is_delete else absent,
             types=key.types() | (image.types() if image is not None else {}),
@@ -272,12 +274,13 @@ class _Schema:
         """
         found = self._columns.get(names)
         if found is None:
+            wanted = frozenset(names)
             found = {
                 name: connect_column(field, self._rules)
                 for field in self._fields()
-                if isinstance(name := field.get("field"), str) and name in names
+                if isinstance(name := field.get("field"), str) and name in wanted
             }
-            if len(self._columns) == _MOST_KINDS:
+            if len(self._columns) >= _MOST_KINDS:
                 self._columns.clear()
             self._columns[names] = found
         return found
@@ -298,7 +301,7 @@ def _schema_and_payload(text: str, rules: Rules) -> tuple[_Schema | None, Any]:
         ValueError: If the text is no JSON.
     """
     end = text.find(_PAYLOAD) if text.startswith(_SCHEMA) and text.endswith("}") else -1
-    if end >= 0:
+    if 0 <= end <= _LONGEST_KEPT:
         # If this is not where the schema ends, one of the two texts is no JSON.
         with suppress(*MALFORMED):
             return _schema_in(text[len(_SCHEMA) : end], rules), parse(text[end + len(_PAYLOAD) : -1])
@@ -309,7 +312,7 @@ def _schema_and_payload(text: str, rules: Rules) -> tuple[_Schema | None, Any]:
     return None, value
 
 
-@lru_cache(maxsize=256)
+@lru_cache(maxsize=128)
 def _schema_in(text: str, rules: Rules) -> _Schema | None:
     """Parse the text of a schema; None if it is no JSON object.
 

@@ -170,8 +170,8 @@ def _bounded(kind: Callable[[int], Any], lowest: int, highest: int, text: str) -
 def _decimal(declared: _Declared) -> Column[str]:
     precision, scale = declared.number(0, _DECIMAL_DIGITS), declared.number(1, 0)
     kind = SourceType(declared.text, Kind.DECIMAL, precision, scale)
-    # A decimal that Spark cannot hold is a string there.
-    is_plain = kind.spark != Kind.STRING
+    # A decimal that Spark cannot hold is a string there; one of whole thousands has a type that holds more.
+    is_plain = scale >= 0 and kind.spark != Kind.STRING
     return Column(kind, lambda text: scaled(Decimal(text), precision, scale), is_plain)
 
 

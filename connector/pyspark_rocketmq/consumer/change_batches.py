@@ -1,14 +1,15 @@
-"""Makes a record batch of the changes of many messages, in a quarter of the time of a row for each change.
+"""Makes a record batch of the changes of many messages, instead of a row for each change.
 
 It has exactly the rows that :class:`~pyspark_rocketmq.consumer.change_listener.ChangeListener` emits for the
-messages one by one. If changes have anything unusual, there is no batch, and the listener takes them so.
+messages one by one. If changes have anything unusual, there is no batch, and the listener takes the messages
+one by one.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -18,7 +19,7 @@ from pyspark_rocketmq.change_data.columnar import ChangeColumns
 from pyspark_rocketmq.change_data.effects import order_of
 from pyspark_rocketmq.change_data.times import MALFORMED, moment
 from pyspark_rocketmq.consumer.fitted_values import FittedColumns
-from pyspark_rocketmq.errors import SchemaError
+from pyspark_rocketmq.errors import OffsetError, SchemaError
 from pyspark_rocketmq.listeners.row_validation import RowColumns
 from pyspark_rocketmq.model import QUEUE_OFFSET, MessageExt
 from pyspark_rocketmq.sinks.change_table.carried import carried
@@ -27,21 +28,19 @@ from pyspark_rocketmq.sinks.change_table.compaction import OPERATION, POSITION
 from pyspark_rocketmq.sinks.change_table.new_columns import name_problem
 from pyspark_rocketmq.sinks.change_table.versions import MOMENT, TIME
 
-_UNUSUAL = (*MALFORMED, SchemaError, TypeError, pa.ArrowException)
+_UNUSUAL: Final = (*MALFORMED, OffsetError, SchemaError, TypeError, pa.ArrowException)
 """Errors of a value that the listener has to look at."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChangeBatches:
-    """The settings by which changes of columns become rows of one table; picklable."""
+    """The settings by which changes, read as columns, become rows of one table; picklable."""
 
     rows: RowColumns
     """Columns of the batches."""
     fits: FittedColumns
     keys: Sequence[str]
     """Key columns of the table."""
-    source_table: str | None
-    """Table of the source whose changes count; None: those of all tables."""
     by_queue: bool
     """Whether only the queue gives an order."""
     ignores_deletes: bool
@@ -53,15 +52,13 @@ class ChangeBatches:
 
         None if the messages have to be taken one by one.
         """
-        if self.source_table not in (None, str(changes.table)):
-            return pa.RecordBatch.from_pylist([], self.rows.schema)
+        new = set() if self.schema_changes == "ignore" else changes.columns.keys() - self.fits.columns.keys()
         try:
-            return self._batch(changes, messages) if self._are_usual(changes) else None
+            return self._batch(changes, messages, new) if self._are_usual(changes, new) else None
         except _UNUSUAL:
             return None
 
-    def _are_usual(self, changes: ChangeColumns) -> bool:
-        new = self._new_columns(changes)
+    def _are_usual(self, changes: ChangeColumns, new: set[str]) -> bool:
         return (
             changes.columns.keys() >= self.fits.columns.keys()
             and (self.schema_changes != "exception" or not new)
@@ -70,13 +67,10 @@ class ChangeBatches:
             and (self.by_queue or None not in changes.positions)
         )
 
-    def _new_columns(self, changes: ChangeColumns) -> set[str]:
-        """Return the columns that the table did not have when the query started; none if they are ignored."""
-        if self.schema_changes == "ignore":
-            return set()
-        return changes.columns.keys() - self.fits.columns.keys()
-
-    def _batch(self, changes: ChangeColumns, messages: Sequence[MessageExt]) -> pa.RecordBatch | None:
+    def _batch(
+        self, changes: ChangeColumns, messages: Sequence[MessageExt], new: set[str]
+    ) -> pa.RecordBatch | None:
+        """Return the rows; ``new`` are the columns that the table did not have when the query started."""
         changes.check_old_values()
         others = {name: changes.values(name) for name in changes.columns.keys() - self.fits.columns.keys()}
         deleted = [operation is Operation.DELETE for operation in changes.operations]
@@ -102,7 +96,7 @@ class ChangeBatches:
             for time, number in zip(changes.source_times, changes.messages, strict=True)
         ]
         columns[TIME] = pa.array(times, MOMENT)
-        if self._new_columns(changes):
+        if new:
             columns[MORE] = _carried(changes, others)
         return self.rows.to_batch({**dict.fromkeys(self.rows.schema.names), **columns}, len(offsets))
 

@@ -8,7 +8,7 @@ moved to another zone.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from math import isnan
 from typing import Any, Final
@@ -17,6 +17,7 @@ import pyarrow as pa
 from pyspark.sql import types as st
 from pyspark.sql.pandas.types import from_arrow_schema
 
+from pyspark_rocketmq.change_data.canal import CanalJson
 from pyspark_rocketmq.change_data.change import (
     BadChange,
     Change,
@@ -27,7 +28,7 @@ from pyspark_rocketmq.change_data.change import (
     SchemaChange,
     SourceType,
 )
-from pyspark_rocketmq.change_data.columnar import ReadsColumns
+from pyspark_rocketmq.change_data.columnar import ChangeColumns
 from pyspark_rocketmq.change_data.effects import Order, order_of
 from pyspark_rocketmq.change_data.statements import removed_columns
 from pyspark_rocketmq.change_data.times import moment
@@ -52,8 +53,7 @@ from pyspark_rocketmq.sinks.change_table.versions import TIME
 
 _BAD: Final = "bad"
 """Operation of a change that cannot be applied."""
-_MOST_MESSAGES: Final = 128
-"""Number of messages from which on larger calls save nothing that matters."""
+_MESSAGES_PER_CALL: Final = 128
 _WHOLE: Final = (Operation.INSERT, Operation.SNAPSHOT)
 """Operations that give a row as a whole."""
 
@@ -88,8 +88,11 @@ class ChangeListener:
         self.schema = from_arrow_schema(pa.schema(change_columns(table)))
         """Columns of the rows."""
         self._envelope = sink.envelope
-        self.batch_size = _MOST_MESSAGES if isinstance(sink.envelope, ReadsColumns) else 1
-        """Number of messages with which a call takes the least time for each."""
+        # Not for a subclass, whose decode may be another one.
+        self._runs = sink.envelope.runs if type(sink.envelope) is CanalJson else None
+        """Reads many messages together; None if the envelope reads only one by one."""
+        self.messages_per_call = 1 if self._runs is None else _MESSAGES_PER_CALL
+        """Number of messages of a call from which on larger calls save no time."""
         self._source_table = sink.source_table
         self._keys = sink.keys
         self._columns: tuple[str, ...] = tuple(table.names)
@@ -105,7 +108,6 @@ class ChangeListener:
             rows=output.rows,
             fits=self._fits,
             keys=self._keys,
-            source_table=self._source_table,
             by_queue=self._by_queue,
             ignores_deletes=sink.setting("deletes") == "ignore",
             schema_changes=self._schema_changes,
@@ -126,30 +128,44 @@ class ChangeListener:
         self, messages: Sequence[MessageExt], context: DeliveryContext
     ) -> ConsumeOrderlyStatus:
         """Emit a row for each change in ``messages`` that the sink is to get; return SUCCESS."""
-        if isinstance(self._envelope, ReadsColumns) and len(messages) > 1:
-            runs = self._envelope.runs([message.body for message in messages])
-        else:
-            runs = iter([(range(len(messages)), None)])
-        for numbers, columns in runs:
-            batch = None if columns is None else self._batches.batch(columns, messages)
-            if batch is None:
-                self._emit_rows([messages[number] for number in numbers], context)
-            elif batch.num_rows:
-                context.emit_batch(batch)
+        if self._runs is None or len(messages) == 1:
+            self._emit(messages, map(self._contents, messages), context)
+            return ConsumeOrderlyStatus.SUCCESS
+        for numbers, found in self._runs([message.body for message in messages]):
+            some = [messages[number] for number in numbers]
+            if not isinstance(found, ChangeColumns):
+                self._emit(some, found, context)
+            elif self._is_of_table(found):
+                batch = self._batches.batch(found, messages)
+                if batch is None:
+                    self._emit(some, map(self._contents, some), context)
+                else:
+                    context.emit_batch(batch)
         return ConsumeOrderlyStatus.SUCCESS
-
-    def _emit_rows(self, messages: Sequence[MessageExt], context: DeliveryContext) -> None:
-        for message in messages:
-            for row in self.rows(message):
-                context.emit(message, **row)
 
     def rows(self, message: MessageExt) -> Iterator[dict[str, Any]]:
         """Yield a row for each change in a message that the sink is to apply or to report as bad.
 
         There is none for a change of another table, or one that the sink's settings ignore.
         """
-        given = ChangeMessage(message.body, message.keys or "", message.properties)
-        for number, decoded in enumerate(self._envelope.decode(given)):
+        return self._rows_of(message, self._contents(message))
+
+    def _contents(self, message: MessageExt) -> Sequence[Decoded]:
+        return self._envelope.decode(ChangeMessage(message.body, message.keys or "", message.properties))
+
+    def _emit(
+        self,
+        messages: Iterable[MessageExt],
+        contents: Iterable[Sequence[Decoded]],
+        context: DeliveryContext,
+    ) -> None:
+        """Emit the rows of messages one by one; ``contents`` has those of each message."""
+        for message, decoded in zip(messages, contents, strict=True):
+            for row in self._rows_of(message, decoded):
+                context.emit(message, **row)
+
+    def _rows_of(self, message: MessageExt, contents: Sequence[Decoded]) -> Iterator[dict[str, Any]]:
+        for number, decoded in enumerate(contents):
             try:
                 row = self._row(decoded, message, number)
             except Unusable as problem:
@@ -233,7 +249,7 @@ class ChangeListener:
                 raise Unusable(problem)
         return values
 
-    def _is_of_table(self, change: Change | BadChange | SchemaChange) -> bool:
+    def _is_of_table(self, change: Change | BadChange | SchemaChange | ChangeColumns) -> bool:
         return self._source_table is None or change.table is None or str(change.table) == self._source_table
 
     def _key(self, change: Change) -> dict[str, Any]:

@@ -61,7 +61,7 @@ class FittedColumns:
         """Convert all ``values`` to an array of the table's column ``name``; None stays None.
 
         Raises:
-            SchemaError, ValueError, ArithmeticError: If a value does not fit the column exactly.
+            SchemaError, ValueError, ArithmeticError, TypeError: If a value does not fit the column exactly.
         """
         is_plainly = self.is_plainly[name]
         fitted = [

@@ -136,7 +136,8 @@ class PushConsumer:
         consume_timestamp: The time for CONSUME_FROM_TIMESTAMP; half an hour ago by default. Either
             ``yyyyMMddHHmmss``, perhaps with a zone (``…Z``, ``…+08:00``), or ISO 8601. Without a zone, the
             first form is local time of the driver's machine, as in Java, and ISO 8601 is UTC.
-        consume_message_batch_max_size: Maximum number of messages per listener call, 1..1024.
+        consume_message_batch_max_size: Maximum number of messages per listener call, 1..1024. A change table
+            reads more than the default of 1 together.
         max_reconsume_times: How often a message that fails is delivered again before it goes to the group's
             dead letters (``%DLQ%GROUP``); -1 means no limit, or 16 with a concurrent listener.
         suspend_current_queue_time_millis: Pause of a queue after the listener gave messages back, clamped to
@@ -529,10 +530,10 @@ class PushConsumer:
                 listener, schema, self._settings.concurrent(), send_back, hooks=hooks
             )
         orderly = self._settings.orderly()
-        if isinstance(self._listener, ChangeListener):
-            # It is the same for the sink how many messages a call has, but not for the time that calls take.
-            size = max(orderly.consume_message_batch_max_size, self._listener.batch_size)
-            orderly = replace(orderly, consume_message_batch_max_size=size)
+        is_free = orderly.consume_message_batch_max_size == CONSUMER_DEFAULTS.consume_message_batch_max_size
+        if isinstance(self._listener, ChangeListener) and is_free:
+            # The sink gets the same rows whatever the size of a call, and larger calls take less time.
+            orderly = replace(orderly, consume_message_batch_max_size=self._listener.messages_per_call)
         if self._settings.reads_in_engine(orderly=True):
             make = KeyedRangeConsumer if self._settings.is_by_key else RangeConsumer
             consumer = make(listener, OutputColumns.of(schema), orderly, send_back, hooks)
