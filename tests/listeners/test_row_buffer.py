@@ -149,6 +149,24 @@ def test_a_call_that_is_given_back_again_and_again_takes_its_room_once() -> None
     assert (ends.pop() > 10_000, file._end) == (True, 0)
 
 
+def test_small_batches_of_a_call_are_joined_with_the_rows_around_them(dice: random.Random) -> None:
+    """Each batch takes some kilobytes besides its values, which no bound counts."""
+    context = ConsumeOrderlyContext([message_at(0)], OUTPUT)
+    kept = RowBuffer(COLUMNS, SpillFile())
+    wanted: list[Row] = []
+    for _ in range(100):
+        for _ in range(3):
+            rows = [row_at(0, dice) for _ in range(3)]
+            context.emit_batch(batch_of(rows[:2]))
+            context.emit(name=rows[2][1], parts=rows[2][2])
+            wanted += rows
+        emitted = context.take_emitted()
+        assert len(emitted) <= 2
+        kept.add(emitted)
+    assert len(kept.rows) <= 1 + len(wanted) * 100 // (64 << 10)
+    assert all_of(kept.rows) == wanted
+
+
 def test_dropped_rows_make_no_room_in_another_file() -> None:
     """I1: a call may fail whose rows were written before a cut, and others have written as many since."""
     rows = batch_of([(1, "name", None)])

@@ -33,6 +33,8 @@ IN_MEMORY_BYTES: Final = 8 << 20
 Beyond it, they are written to the range's file.
 """
 _BATCH_BYTES: Final = 1 << 20
+_SMALL_BYTES: Final = 64 << 10
+"""Size of a batch, in bytes, below which it is joined with the rows after it."""
 _BATCH_ROWS: Final = 8192
 """Number of rows at which those of a running call are packed into a batch."""
 LOOK_EVERY: Final = 64
@@ -206,10 +208,16 @@ class RowBuffer:
         return taken
 
     def _pack(self, stop: int) -> None:
-        batches = list(_in_batches(self.rows[self._packed : stop], self._columns))
-        self.rows[self._packed : stop] = batches
-        self._packed += len(batches)
-        self._looked_at, self._newest_bytes = self._packed, 0
+        start = self._packed
+        last = self.rows[start - 1] if start else None
+        if isinstance(last, pa.RecordBatch) and last.nbytes < _SMALL_BYTES:
+            # Its memory is several times that of its values, so join it with the next rows.
+            start -= 1
+            self._nbytes -= last.nbytes
+        batches = list(_joined(_in_batches(self.rows[start:stop], self._columns)))
+        self.rows[start:stop] = batches
+        self._looked_at = self._packed = start + len(batches)
+        self._newest_bytes = 0
         self._nbytes += sum(each.nbytes for each in batches if isinstance(each, pa.RecordBatch))
         if self._nbytes > IN_MEMORY_BYTES:
             spilled = spill(self.rows[: self._packed], self._columns, self._file)
@@ -322,6 +330,13 @@ def _in_batches(emitted: Sequence[Emitted], columns: RowColumns) -> Iterator[pa.
             yield columns.to_batch(values, len(rows))
         else:
             yield from some
+
+
+def _joined(pieces: Iterable[pa.RecordBatch | SpilledRows]) -> Iterator[pa.RecordBatch | SpilledRows]:
+    """Yield the rows in their order, with consecutive small batches as one; rows in a file are not read."""
+    for is_spilled, some in groupby(pieces, lambda each: isinstance(each, SpilledRows)):
+        batches: Any = list(some)
+        yield from batches if is_spilled else gathered(batches)
 
 
 def _slices(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
