@@ -197,7 +197,7 @@ def _columns_of(
 
 
 def _members_of(body: bytes) -> Mapping[str, Any] | Decoded:
-    """Return the members of a message's JSON object; if the body is none, what it is instead."""
+    """Return the members of a message's JSON object; without an object, the contents of the message."""
     if body.strip() in _NOTHING:
         return PassedOver("empty body")
     try:

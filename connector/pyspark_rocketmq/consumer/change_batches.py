@@ -72,6 +72,7 @@ class ChangeBatches:
     ) -> pa.RecordBatch | None:
         """Return the rows; ``new`` are the columns that the table did not have when the query started."""
         changes.check_old_values()
+        # Also where they are ignored: a row with an unreadable value is a bad change.
         others = {name: changes.values(name) for name in changes.columns.keys() - self.fits.columns.keys()}
         deleted = [operation is Operation.DELETE for operation in changes.operations]
         is_deleted = pa.array(deleted) if any(deleted) else None

@@ -43,13 +43,13 @@ class FittedColumns:
         self._output = output
 
     def fitted(self, name: str, value: Any) -> Any:
-        """Convert a value other than None to the Python class of the table's column ``name``.
+        """Convert a value that :attr:`is_plainly` does not accept to the Python class of column ``name``.
+
+        The value must not be None.
 
         Raises:
             SchemaError, ValueError, ArithmeticError: If the value does not fit the column exactly.
         """
-        if self.is_plainly[name](value):
-            return value
         type_ = self.types[name]
         converted = _converted(value, type_)
         self._output.check(self.columns[name], converted)

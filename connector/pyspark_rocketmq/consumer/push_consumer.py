@@ -530,8 +530,10 @@ class PushConsumer:
                 listener, schema, self._settings.concurrent(), send_back, hooks=hooks
             )
         orderly = self._settings.orderly()
-        is_free = orderly.consume_message_batch_max_size == CONSUMER_DEFAULTS.consume_message_batch_max_size
-        if isinstance(self._listener, ChangeListener) and is_free:
+        is_default = (
+            orderly.consume_message_batch_max_size == CONSUMER_DEFAULTS.consume_message_batch_max_size
+        )
+        if isinstance(self._listener, ChangeListener) and is_default:
             # The sink gets the same rows whatever the size of a call, and larger calls take less time.
             orderly = replace(orderly, consume_message_batch_max_size=self._listener.messages_per_call)
         if self._settings.reads_in_engine(orderly=True):
