@@ -75,6 +75,7 @@ class Slot:
         before = self.application
         if before is not None:
             self._await_end_of(before)
+            before.close()
         if before is None or not same_name:
             self._starts += 1
         pace, instance = next(self._paces), f"{self._name}-{self._starts}"
