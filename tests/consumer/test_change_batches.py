@@ -323,21 +323,36 @@ def test_runs_have_all_messages_in_order() -> None:
     assert [isinstance(found, ChangeColumns) for _, found in runs] == [False, True, False, False]
 
 
-def test_messages_of_two_tables_in_turns_are_parsed_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Runs that are too short for columns have the contents of their messages."""
-    ours, others = changes(20), changes(20, table="others")
-    bodies = [body for pair in zip(ours, others, strict=True) for body in (pair[0].body, pair[1].body)]
-    parsed: list[bytes] = []
+@pytest.fixture
+def parsed(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
+    """Bodies that Canal's envelope has parsed."""
+    bodies: list[bytes] = []
 
     def counted(body: bytes) -> Any:
-        parsed.append(body)
+        bodies.append(body)
         return parse(body)
 
     monkeypatch.setattr(canal, "parse", counted)
+    return bodies
+
+
+def test_messages_of_two_tables_in_turns_are_parsed_once(parsed: list[bytes]) -> None:
+    """Runs that are too short for columns have the contents of their messages."""
+    ours, others = changes(20), changes(20, table="others")
+    bodies = [body for pair in zip(ours, others, strict=True) for body in (pair[0].body, pair[1].body)]
     envelope = CanalJson(Rules())
     contents = [each for _, found in envelope.runs(bodies) if isinstance(found, list) for each in found]
     assert parsed == bodies
     assert contents == [envelope.decode(ChangeMessage(body)) for body in bodies]
+
+
+def test_messages_that_become_no_batch_are_parsed_once(parsed: list[bytes]) -> None:
+    """H6: as those of a table that still has a column which the source has dropped."""
+    messages = changes(40)
+    more = pa.schema([*COLUMNS, ("dropped", pa.int32())])
+    rows, in_batches = emitted(listener_of(more), messages)
+    assert (len(rows), in_batches) == (40, 0)
+    assert parsed == [message.body for message in messages]
 
 
 def test_a_run_is_bounded() -> None:

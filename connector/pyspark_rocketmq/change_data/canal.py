@@ -91,7 +91,8 @@ class CanalJson:
             yield self._ended(run)
 
     def _ended(self, run: _Run) -> Run:
-        return run.numbers, run.columns() or [self._contents(members) for members in run.messages]
+        contents = map(self._contents, run.messages)
+        return run.numbers, run.columns(contents) or list(contents)
 
     def _contents(self, members: Mapping[str, Any] | Decoded) -> Sequence[Decoded]:
         if not isinstance(members, Mapping):
@@ -355,8 +356,11 @@ class _Run:
         self.messages.append(members)
         return True
 
-    def columns(self) -> ChangeColumns | None:
-        """Return the changes; None if they are so few that columns would cost more than they save."""
+    def columns(self, contents: Iterator[Sequence[Decoded]]) -> ChangeColumns | None:
+        """Return the changes, with the ``contents`` of the messages.
+
+        None if they are so few that columns would cost more than they save.
+        """
         if len(self._rows) < _FEWEST_ROWS:
             return None
         return ChangeColumns(
@@ -369,6 +373,7 @@ class _Run:
             operations=self._operations,
             positions=self._positions,
             source_times=self._times,
+            contents=contents,
         )
 
     def _are_whole(self, rows: Any) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final, TypeAlias
@@ -22,7 +22,7 @@ class ChangeColumns:
     Each is an insert, a delete, or an update that keeps the row's key, and its message has the whole row. The
     lists have an item for each change, in the order of the messages and of the rows in a message.
 
-    A value may turn out to be unreadable. Then none of these changes count: read their messages one by one.
+    A value may turn out to be unreadable. Then none of these changes count, only ``contents``.
     """
 
     table: SourceTable
@@ -41,6 +41,8 @@ class ChangeColumns:
     """Position of each change, as in ``Change``."""
     source_times: Sequence[datetime | None]
     """Time of each change in the source, as in ``Change``."""
+    contents: Iterator[Sequence[Decoded]]
+    """Contents of each message, as ``Envelope.decode`` returns them; decoded when they are taken."""
 
     def texts(self, name: str) -> list[str | None]:
         """Return the values of a column as they are in the messages.

@@ -138,7 +138,7 @@ class ChangeListener:
             elif self._is_of_table(found):
                 batch = self._batches.batch(found, messages)
                 if batch is None:
-                    self._emit(some, map(self._contents, some), context)
+                    self._emit(some, found.contents, context)
                 else:
                     context.emit_batch(batch)
         return ConsumeOrderlyStatus.SUCCESS
