@@ -21,6 +21,7 @@ from pyspark_rocketmq.listeners.row_buffer import (
     SpillFile,
     batches_of,
     in_queue_order,
+    memory_of,
     spill,
     to_rows,
     tuples_of,
@@ -149,22 +150,43 @@ def test_a_call_that_is_given_back_again_and_again_takes_its_room_once() -> None
     assert (ends.pop() > 10_000, file._end) == (True, 0)
 
 
-def test_small_batches_of_a_call_are_joined_with_the_rows_around_them(dice: random.Random) -> None:
-    """Each batch takes some kilobytes besides its values, which no bound counts."""
-    context = ConsumeOrderlyContext([message_at(0)], OUTPUT)
-    kept = RowBuffer(COLUMNS, SpillFile())
+def test_small_batches_are_joined_before_they_take_much_memory() -> None:
+    """D1, H6: each takes some kilobytes besides its values."""
+    dice, kept = random.Random(1), RowBuffer(COLUMNS, SpillFile())
     wanted: list[Row] = []
-    for _ in range(100):
-        for _ in range(3):
-            rows = [row_at(0, dice) for _ in range(3)]
-            context.emit_batch(batch_of(rows[:2]))
-            context.emit(name=rows[2][1], parts=rows[2][2])
-            wanted += rows
-        emitted = context.take_emitted()
-        assert len(emitted) <= 2
-        kept.add(emitted)
-    assert len(kept.rows) <= 1 + len(wanted) * 100 // (64 << 10)
+    for _ in range(3000):
+        rows = [row_at(0, dice) for _ in range(3)]
+        kept.add([batch_of(rows[:2]), rows[2]])
+        wanted += rows
+    # An item for the rows of each MiB, and those that came since.
+    assert len(kept.rows) < 1000
     assert all_of(kept.rows) == wanted
+
+
+def test_small_batches_of_one_call_stay_within_its_memory() -> None:
+    """D1, H6"""
+    dice, context = random.Random(1), ConsumeOrderlyContext([message_at(0)], OUTPUT)
+    wanted: list[Row] = []
+    for _ in range(8000):
+        rows = [row_at(0, dice) for _ in range(2)]
+        context.emit_batch(batch_of(rows[:1]))
+        context.emit(name=rows[1][1], parts=rows[1][2])
+        wanted += rows
+    emitted = context.take_emitted()
+    assert memory_of(emitted) <= row_buffer.IN_MEMORY_BYTES
+    assert all_of(emitted) == wanted
+
+
+def test_a_large_batch_is_kept_without_a_copy() -> None:
+    """H6: nor is it joined with small ones beside it."""
+    few, many = batch_of([(1, "name", None)]), batch_of([(1, "name" * 100_000, None)] * 3)
+    kept = RowBuffer(COLUMNS, SpillFile())
+    for batch in (few, many, few, few):
+        kept.add([batch])
+    kept.pack()
+
+    assert [each.num_rows for each in kept.rows if isinstance(each, pa.RecordBatch)] == [1, 3, 2]
+    assert kept.rows[1] is many
 
 
 def test_dropped_rows_make_no_room_in_another_file() -> None:

@@ -34,7 +34,9 @@ Beyond it, they are written to the range's file.
 """
 _BATCH_BYTES: Final = 1 << 20
 _SMALL_BYTES: Final = 64 << 10
-"""Size of a batch, in bytes, below which it is joined with the rows after it."""
+"""Size of a batch, in bytes, below which it is joined with small ones beside it."""
+_COLUMN_BYTES: Final = 700
+"""Approximate memory, in bytes, that a column of a batch takes besides its values."""
 _BATCH_ROWS: Final = 8192
 """Number of rows at which those of a running call are packed into a batch."""
 LOOK_EVERY: Final = 64
@@ -177,8 +179,10 @@ class RowBuffer:
         """
         with self._guard:
             stop = len(self.rows)
-            newest: Any = self.rows[self._looked_at : stop]
-            self._newest_bytes += _size_of_rows(newest, self._columns)
+            newest = self.rows[self._looked_at : stop]
+            rows: Any = [each for each in newest if type(each) is tuple]
+            batches = [each for each in newest if type(each) is not tuple]
+            self._newest_bytes += _size_of_rows(rows, self._columns) + memory_of(batches)
             self._looked_at = stop
             if self._newest_bytes >= _BATCH_BYTES or stop - self._packed >= _BATCH_ROWS:
                 self._pack(stop)
@@ -191,11 +195,13 @@ class RowBuffer:
             return len(self.rows) + LOOK_EVERY
 
     def add(self, emitted: Sequence[Emitted]) -> None:
-        """Add the rows of a call; pack the newest rows into a batch if they are many."""
+        """Add the rows of a call; pack the newest rows into a batch if they are large or many."""
         rows = self.rows
         rows += emitted
-        if len(rows) - self._packed >= _FEW_ROWS or (emitted and type(emitted[0]) is not tuple):
+        if len(rows) - self._packed >= _FEW_ROWS:
             self.pack()
+        elif emitted and type(emitted[0]) is not tuple:
+            self.look()
 
     def spill_to(self, file: SpillFile) -> None:
         """Write rows to another file from now on; those written before stay in the old one."""
@@ -209,16 +215,11 @@ class RowBuffer:
 
     def _pack(self, stop: int) -> None:
         start = self._packed
-        last = self.rows[start - 1] if start else None
-        if isinstance(last, pa.RecordBatch) and last.nbytes < _SMALL_BYTES:
-            # Its memory is several times that of its values, so join it with the next rows.
-            start -= 1
-            self._nbytes -= last.nbytes
         batches = list(_joined(_in_batches(self.rows[start:stop], self._columns)))
         self.rows[start:stop] = batches
         self._looked_at = self._packed = start + len(batches)
         self._newest_bytes = 0
-        self._nbytes += sum(each.nbytes for each in batches if isinstance(each, pa.RecordBatch))
+        self._nbytes += memory_of(batches)
         if self._nbytes > IN_MEMORY_BYTES:
             spilled = spill(self.rows[: self._packed], self._columns, self._file)
             self.rows[: self._packed] = spilled
@@ -229,7 +230,7 @@ class RowBuffer:
 def spill(emitted: Sequence[Emitted], columns: RowColumns, file: SpillFile) -> list[Emitted]:
     """Write all rows that are in memory to the file; return all rows in their order."""
     spilled: list[Emitted] = []
-    for batch in _in_batches(emitted, columns):
+    for batch in _joined(_in_batches(emitted, columns)):
         if isinstance(batch, pa.RecordBatch):
             spilled += map(file.write, _slices(batch))
         else:
@@ -238,10 +239,16 @@ def spill(emitted: Sequence[Emitted], columns: RowColumns, file: SpillFile) -> l
 
 
 def size_of(emitted: Sequence[Emitted]) -> int:
-    """Return the approximate memory of a call's rows, in bytes; rows in a file count as 0."""
+    """Return the approximate size of a call's values, in bytes; rows in a file count as 0."""
     in_tuples = sum(sum(map(_size_of, rows)) for rows in emitted if isinstance(rows, tuple))
     in_batches: int = sum(rows.nbytes for rows in emitted if isinstance(rows, pa.RecordBatch))
     return in_tuples + in_batches
+
+
+def memory_of(emitted: Sequence[Emitted]) -> int:
+    """Return the approximate memory of a call's rows, in bytes; a small batch takes many times its values."""
+    columns: int = sum(rows.num_columns for rows in emitted if isinstance(rows, pa.RecordBatch))
+    return size_of(emitted) + _COLUMN_BYTES * columns
 
 
 def batches_of(emitted: Sequence[Emitted], columns: RowColumns) -> Iterator[pa.RecordBatch]:
@@ -334,9 +341,13 @@ def _in_batches(emitted: Sequence[Emitted], columns: RowColumns) -> Iterator[pa.
 
 def _joined(pieces: Iterable[pa.RecordBatch | SpilledRows]) -> Iterator[pa.RecordBatch | SpilledRows]:
     """Yield the rows in their order, with consecutive small batches as one; rows in a file are not read."""
-    for is_spilled, some in groupby(pieces, lambda each: isinstance(each, SpilledRows)):
-        batches: Any = list(some)
-        yield from batches if is_spilled else gathered(batches)
+    for are_small, group in groupby(pieces, _is_small):
+        some: Any = list(group)
+        yield from gathered(some) if are_small else some
+
+
+def _is_small(piece: pa.RecordBatch | SpilledRows) -> bool:
+    return isinstance(piece, pa.RecordBatch) and piece.nbytes < _SMALL_BYTES
 
 
 def _slices(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:

@@ -74,7 +74,7 @@ from pyspark_rocketmq.listeners.row_buffer import (
     Emitted,
     SpilledRows,
     in_queue_order,
-    size_of,
+    memory_of,
     spill,
 )
 from pyspark_rocketmq.listeners.row_validation import OutputColumns
@@ -555,7 +555,7 @@ class ConcurrentRun(RangeRun):
         if not self._above and index < self._machine.done:
             self._rows.add(rows)
             return
-        nbytes = size_of(rows)
+        nbytes = memory_of(rows)
         self._above_bytes += nbytes
         heappush(self._above, (index, nbytes, rows))
         if self._above_bytes > IN_MEMORY_BYTES:

@@ -37,7 +37,7 @@ from pyspark_rocketmq.listeners.row_buffer import (
     Emitted,
     SpilledRows,
     SpillFile,
-    size_of,
+    memory_of,
     spill,
 )
 from pyspark_rocketmq.listeners.row_validation import OutputColumns, RowColumns
@@ -104,7 +104,7 @@ class HeldRows:
 
     def _measured(self, rows: Iterable[tuple[int, list[Emitted]]]) -> Iterator[_Held]:
         for index, emitted in rows:
-            nbytes = size_of(emitted)
+            nbytes = memory_of(emitted)
             self._nbytes += nbytes
             yield index, nbytes, emitted
 
