@@ -346,6 +346,29 @@ def test_a_query_that_starts_leaves_out_only_a_broker_that_has_worked_and_does_n
     assert seen.unreachable.keys() == {"broker-b"}
 
 
+@SIM_ONLY
+def test_a_topic_that_was_read_before_is_away_where_nobody_knows_which_brokers_there_are(
+    cluster: ClusterUnderTest,
+) -> None:
+    """A2: a proxy does not serve that request; a topic that was never read is not found."""
+    options = read_options(cluster, cluster.unique_name("topic"))
+    cluster.faults.add(
+        "answer-code",
+        on=RequestCode.GET_BROKER_CLUSTER_INFO,
+        where="namesrv",
+        response_code=ResponseCode.REQUEST_CODE_NOT_SUPPORTED,
+    )
+    pool = process_pool(ConnectionSettings.of(options))
+
+    with pytest.raises(
+        TopicAway, match=r"was on broker-a before, and it is not known which brokers there are"
+    ):
+        ClusterView(options, pool, SystemClock(), had_it=lambda _: {"broker-a"}).snapshot()
+    with pytest.raises(TopicNotFound) as refused:
+        ClusterView(options, pool, SystemClock(), had_it=nobody).snapshot()
+    assert not isinstance(refused.value, TopicAway)
+
+
 def read_options(cluster: ClusterUnderTest, topic: str) -> ReadOptions:
     return ReadOptions.parse({"nameServers": cluster.name_servers, "topic": topic})
 

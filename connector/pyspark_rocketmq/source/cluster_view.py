@@ -218,20 +218,28 @@ class ClusterView:
 
     def _away(self, topic: str, error: TopicNotFound, deadline: Deadline) -> TopicNotFound:
         """Return ``error``, or TopicAway if the topic's brokers may still register at the name server."""
+        had_it = sorted(self.had_it(topic))
         try:
             registered = self._registered(deadline)
-            missing = sorted(set(self.had_it(topic)) - registered)
+            missing = [name for name in had_it if name not in registered]
             # Brokers register one after the other.
             may_come = self._clock.monotonic_s() - self._knew_none_s < _REGISTERED_WITHIN_S
             if not missing and not may_come and not self._is_there_now(topic, deadline):
                 return error
+            unknown = ", ".join(map(peer_text, missing)) or ("all brokers" if registered else "any broker")
+            reason = f"The name server does not know {unknown} either"
         except RocketMQError as failure:
             logger.debug("brokers not known topic=%s: %s", topic, failure)
-            return error
-        unknown = ", ".join(map(peer_text, missing)) or ("all brokers" if registered else "any broker")
+            if not had_it:
+                return error
+            # A proxy, for one, serves no such request.
+            was_on = ", ".join(map(peer_text, had_it))
+            reason = (
+                f"The topic was on {was_on} before, and it is not known which brokers there are ({failure})"
+            )
         remark = (
-            f"{error.remark} The name server does not know {unknown} either; brokers register again within "
-            f"{_REGISTERED_WITHIN_S:g} s of its restart."
+            f"{error.remark} {reason}; brokers register again within {_REGISTERED_WITHIN_S:g} s of the name "
+            "server's restart."
         )
         return TopicAway(error.code, remark, request=error.request, address=error.address)
 
