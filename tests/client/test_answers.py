@@ -149,3 +149,22 @@ def test_reading_that_an_operator_has_switched_off_is_distinguished_from_missing
 
     assert type(error) is kind
     assert ("accessKey" in str(error)) is (kind is NoPermission)
+
+
+@pytest.mark.parametrize(
+    "remark",
+    [
+        "User:u has no permission to access Topic:orders from 127.0.0.1, no matched policies",
+        "User:u is not found.",
+        "User:u is disabled.",
+        "User:u not found.",
+        "check signature failed.",
+        "username cannot be null.",
+        "Authentication failed. Please verify the credentials and try again.",
+    ],
+)
+def test_missing_rights_are_recognized_by_the_code_of_a_proxy(remark: str) -> None:
+    """A5: it answers with code 1 where a broker answers with 16."""
+    error = error_of(REQUEST, RemotingCommand(code=1, flag=1, remark=remark), "proxy:8080")
+
+    assert type(error) is NoPermission

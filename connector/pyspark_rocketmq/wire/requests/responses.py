@@ -69,9 +69,19 @@ _ACL_1: Final = "AclException"
 """Text in the remark of a SYSTEM_ERROR by which access control 1.0 refuses (``PlainAccessValidator``)."""
 _NO_FILTER: Final = "does not support consumer to filter message by"
 """Text in the remark of a SYSTEM_ERROR from a broker with ``enablePropertyFilter=false``."""
+_ACL_2: Final = (
+    "has no permission to access",
+    "check signature failed",
+    "username cannot be null",
+    "Authentication failed",
+    "User:",
+)
+"""Texts by which access control 2.0 refuses (``DefaultAuthenticationHandler``, ``AclAuthorizationHandler``); a
+proxy answers them with SYSTEM_ERROR (``AbstractRemotingActivity.writeErrResponse``), a broker with NO_PERMISSION."""
 _SAID_BY_CODE_1: Final[Mapping[str, type[BrokerError]]] = {
     _ACL_1: NoPermission,
     _NO_FILTER: ExpressionInvalid,
+    **dict.fromkeys(_ACL_2, NoPermission),
 }
 """Error of a SYSTEM_ERROR (code 1), by a text in its remark."""
 _OTHER_TYPE: Final = "TopicMessageType validate failed"
