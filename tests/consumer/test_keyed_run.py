@@ -21,7 +21,7 @@ from pyspark_rocketmq.consume.orderly import OrderlyFinish, OrderlySettings
 from pyspark_rocketmq.consume.part import QueueAck
 from pyspark_rocketmq.consume.turns import RangeInstructions
 from pyspark_rocketmq.consumer.engine import keyed
-from pyspark_rocketmq.consumer.engine.keyed import KeyedRun
+from pyspark_rocketmq.consumer.engine.keyed import HeldRows, KeyedRun
 from pyspark_rocketmq.consumer.engine.orderly import OrderlyRun
 from pyspark_rocketmq.consumer.engine.output import Consumed
 from pyspark_rocketmq.errors import RocketMQError, SchemaError
@@ -29,7 +29,7 @@ from pyspark_rocketmq.listeners import row_buffer
 from pyspark_rocketmq.listeners.arrow_listener import ArrowListener
 from pyspark_rocketmq.listeners.context import ConsumeOrderlyContext
 from pyspark_rocketmq.listeners.messages import ArrivedMessages
-from pyspark_rocketmq.listeners.row_buffer import batches_of
+from pyspark_rocketmq.listeners.row_buffer import SpillFile, batches_of
 from pyspark_rocketmq.listeners.row_validation import OutputColumns
 from pyspark_rocketmq.model import ConsumeOrderlyStatus, MessageExt, MessageQueue, QueueRange, QueueState
 from pyspark_rocketmq.source.schema import Arrival, EndReason, RangeEnd
@@ -473,6 +473,18 @@ def test_rows_that_wait_after_a_cut_are_written_to_another_file(monkeypatch: pyt
     assert len(set(files)) == 3
     assert last is not None
     assert [row["queueOffset"] for row in rows_of(last)] == [1] * 9 + [2] * 9
+
+
+def test_small_batches_that_wait_are_written_to_the_file_in_time() -> None:
+    """I8: each takes some kilobytes besides its values."""
+    file = SpillFile()
+    held = HeldRows(OUTPUT.rows, file)
+    batch = OUTPUT.rows.to_batch({name: [0] for name in OUTPUT.rows.schema.names}, 1)
+    for index in range(1, 8000):
+        held.finish(index, [batch])
+
+    assert file.is_used
+    assert [len(list(batches_of(rows, OUTPUT.rows))) for rows in held.below(8000)] == [1] * 7999
 
 
 @pytest.mark.parametrize("at_once", [1, 3])
