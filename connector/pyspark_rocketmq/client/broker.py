@@ -20,13 +20,14 @@ from pyspark_rocketmq.client.names import Names
 from pyspark_rocketmq.client.pool import ChannelPool
 from pyspark_rocketmq.clock import Clock, Deadline
 from pyspark_rocketmq.display import peer_text
-from pyspark_rocketmq.errors import RemoteProtocolError, RocketMQError
+from pyspark_rocketmq.errors import BrokerError, OffsetNotFound, RemoteProtocolError, RocketMQError
 from pyspark_rocketmq.model import Message, MessageExt, MessageQueue, QueueBounds
-from pyspark_rocketmq.wire.codes import RequestCode
+from pyspark_rocketmq.wire.codes import RequestCode, ResponseCode
 from pyspark_rocketmq.wire.command import RemotingCommand
 from pyspark_rocketmq.wire.fastjson import decode_body, dumps_java, read_object
 from pyspark_rocketmq.wire.requests import admin, bodies, headers
 from pyspark_rocketmq.wire.requests.client_info import ConsumerRunningInfo
+from pyspark_rocketmq.wire.requests.header_fields import from_ext_fields
 from pyspark_rocketmq.wire.requests.pull import PullRequest, PullResult, pull_result
 from pyspark_rocketmq.wire.requests.send import (
     Batch,
@@ -41,6 +42,8 @@ from pyspark_rocketmq.wire.requests.send import (
 from pyspark_rocketmq.wire.requests.topics import decode_topic_stats
 from pyspark_rocketmq.wire.subscription import SubscriptionData
 
+_LAST_OF_4: Final = 409
+"""Ordinal of V4_9_8 in ``MQVersion``: servers with a larger one are 5.0 or later."""
 _READ_AND_WRITE: Final = 6
 """A topic's permissions: 4 to read and 2 to write."""
 
@@ -251,6 +254,7 @@ class BrokerClient:
         """Return the next offset to consume that is stored for the group.
 
         A broker may return 0 for a new group on a young topic; ``set_zero_if_not_found=False`` prevents this.
+        A broker before 5.0 does so all the same, so a 0 of it is looked up among all its offsets.
 
         Raises:
             OffsetNotFound: If none is stored, as at a group's first start. No other error means that.
@@ -262,7 +266,25 @@ class BrokerClient:
             set_zero_if_not_found=set_zero_if_not_found,
             broker_name=queue.broker_name,
         )
-        return self._calls.offset(address, RequestCode.QUERY_CONSUMER_OFFSET, header, queue.broker_name)
+        answer = self._calls.ask(address, RequestCode.QUERY_CONSUMER_OFFSET, header, queue.broker_name)
+        offset = from_ext_fields(headers.OffsetResponseHeader, answer.ext_fields).offset
+        may_be_made_up = set_zero_if_not_found is False and offset == 0 and 0 < answer.version <= _LAST_OF_4
+        if may_be_made_up and not self._has_offset(address, header, queue.broker_name):
+            raise OffsetNotFound(ResponseCode.QUERY_NOT_FOUND, "the broker has no offset", address=address)
+        return offset
+
+    def _has_offset(
+        self, address: str, of: headers.QueryConsumerOffsetRequestHeader, broker_name: str
+    ) -> bool:
+        """Return whether a broker before 5.0 has an offset; True if it refuses to say."""
+        command = command_of(RequestCode.GET_ALL_CONSUMER_OFFSET)
+        try:
+            answer = self._calls.call(address, command, broker_name=broker_name)
+        except BrokerError as error:
+            if error.retryable:
+                raise
+            return True
+        return of.queue_id in admin.queues_with_offset(answer.body, of.topic, of.consumer_group)
 
     def update_consumer_offset(
         self, address: str, consumer_group: str, queue: MessageQueue, commit_offset: int

@@ -33,6 +33,17 @@ from pyspark_rocketmq.wire.requests.topics import broker_from_json
 from pyspark_rocketmq.wire.subscription import SubscriptionData
 
 
+def queues_with_offset(body: bytes, topic: str, group: str) -> frozenset[int]:
+    """Return the queues of ``topic`` for which a broker has an offset of ``group``.
+
+    ``body`` is the answer to 43 GET_ALL_CONSUMER_OFFSET.
+    """
+    where = "ConsumerOffsetSerializeWrapper"
+    table = as_object(read_object(body, where).members.get("offsetTable") or {}, f"{where}.offsetTable")
+    offsets = table.members.get(f"{topic}@{group}") or {}
+    return frozenset(map(int, as_object(offsets, f"{where}.offsetTable").members))
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GetConsumerStatusRequestHeader(TopicRequestFields):
     """223 INVOKE_BROKER_TO_GET_CONSUMER_STATUS, and 221 GET_CONSUMER_STATUS_FROM_CLIENT (from the broker)."""
