@@ -207,6 +207,7 @@ def test_properties_a_broker_adds_at_delivery_are_not_sent() -> None:
         "__transactionId__": "3",
         "POP_CK": "4",
         "__CRC32#": "5",
+        "_SYS_MSG_PRIORITY_": "6",
     }
     (found,) = read_rows(
         [

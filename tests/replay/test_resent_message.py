@@ -35,7 +35,7 @@ def test_properties_a_broker_would_act_upon_again_are_left_out() -> None:
         RECONSUME_TIME="4", MIN_OFFSET="0", MAX_OFFSET="9", CLUSTER="c", INNER_NUM="2", WAIT="true",
         TIMER_OUT_MS="1",
         TIMER_ENQUEUE_MS="1", TIMER_DEQUEUE_MS="1", TIMER_ROLL_TIMES="1", TRANSACTION_CHECK_TIMES="1",
-        POP_CK="0 1",
+        POP_CK="0 1", _SYS_MSG_PRIORITY_="3", __LITE_TOPIC="l",
     )  # fmt: skip
 
     assert message.properties.keys() == {"REPLAYED_FROM", "REPLAYED_BY"}

@@ -56,6 +56,8 @@ OF_ONE_DELIVERY: Final = frozenset(
         *("POP_CK", "POP_CK_OFFSET", "1ST_POP_TIME", "INNER_MULTI_DISPATCH", "INNER_MULTI_QUEUE_OFFSET"),
         *("ARRIVE_TIME", "PUSH_REPLY_TIME", "REDIRECT", "PROPERTY_FORWARD_QUEUE_ID", "EXTEND_UNIQ_INFO"),
         *("DUP_INFO", "INSTANCE_ID", "BORN_TIMESTAMP", "__BORNHOST", "__CRC32#"),
+        # Since 5.4.0 a broker chooses a single message's queue by the first, and copies it by the second.
+        *("_SYS_MSG_PRIORITY_", "__LITE_TOPIC"),
     }
 )
 """Properties that clients and brokers write for one delivery; a broker would act upon many of them. A message
