@@ -30,7 +30,11 @@ SYSTEM_TOPICS: Final = frozenset(
     }
 )
 """RocketMQ's own topics; they get no namespace, and users cannot create them."""
-_SYSTEM_PREFIXES: Final = ("rmq_sys_", "CID_RMQ_SYS_")
+_SYSTEM_PREFIXES: Final = (
+    "rmq_sys_",
+    "CID_RMQ_SYS_",
+    "RMQ_SYS_ROCKSDB_TRANS_",  # two topics that each broker has since 5.5.0
+)
 
 
 def is_system_resource(resource: str) -> bool:
