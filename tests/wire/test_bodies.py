@@ -414,6 +414,16 @@ class TestTablesByQueue:
             ),
         }
 
+    def test_topic_stats_of_brokers_before_5_3_3_are_read_by_the_same_expression(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """A2: they have no rate of puts."""
+        body = recorded_command(71, is_response=True).body
+        wanted = decode_topic_stats(body)
+        monkeypatch.setattr(topic_stats, "read_object", None)
+
+        assert decode_topic_stats(body.replace(b',"topicPutTps":0.1', b"")) == wanted
+
     def test_topic_stats_are_written_byte_for_byte_as_java_does(self) -> None:
         body = recorded_command(71, is_response=True).body
 

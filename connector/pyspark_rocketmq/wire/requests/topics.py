@@ -44,7 +44,8 @@ _ENTRY: Final = re.compile(
 )
 _GROUPS: Final = _ENTRY.groups
 _BEFORE: Final = '{"offsetTable":{'
-_BEHIND: Final = re.compile(r'\},"topicPutTps":[0-9]+\.[0-9]+\}')
+# Brokers before 5.3.3 have no such member.
+_BEHIND: Final = re.compile(r'\}(?:,"topicPutTps":[0-9]+\.[0-9]+)?\}')
 
 _BROKER_ID: Final = re.compile(r"-?[0-9]{1,19}")
 _ORDER_CONF: Final = re.compile(r"([^:;]+:[0-9]{1,9}(;|$))*")
