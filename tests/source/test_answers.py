@@ -62,6 +62,9 @@ ANSWERS = [
     Answer(4711),
     Answer(1, "org.apache.rocketmq.acl.common.AclException: no"),
     Answer(1, "The broker does not support consumer to filter message by SQL92"),
+    Answer(1, "check signature failed."),
+    Answer(1, "queueId[3] is illegal, topic:[t] topicConfig.readQueueNums:[2] consumer:[c]"),
+    Answer(1, "[PC_SYNCHRONIZED]broker busy, start flow control for a while"),
     Answer(16, "subscription group no permission, g"),
 ]
 every_answer = pytest.mark.parametrize("answer", ANSWERS, ids=str)

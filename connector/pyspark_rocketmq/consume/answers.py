@@ -14,7 +14,7 @@ from pyspark_rocketmq.consume.not_now import is_pulled_again, is_sent_again, wai
 from pyspark_rocketmq.errors import BrokerError, NoPermission, TopicNotFound
 from pyspark_rocketmq.wire.codes import RequestCode, ResponseCode
 from pyspark_rocketmq.wire.command import RemotingCommand
-from pyspark_rocketmq.wire.requests.responses import error_of
+from pyspark_rocketmq.wire.requests.responses import error_of, lacks_queue
 
 _SOME_OFFSET: Final = frozenset(
     {ResponseCode.PULL_NOT_FOUND, ResponseCode.PULL_RETRY_IMMEDIATELY, ResponseCode.PULL_OFFSET_MOVED}
@@ -81,7 +81,6 @@ _SPECIAL: Final[Mapping[tuple[Use, int], Reaction]] = {
     (Use.SEND, ResponseCode.FLUSH_SLAVE_TIMEOUT): Reaction.STORED,
     (Use.SEND, ResponseCode.SLAVE_NOT_AVAILABLE): Reaction.STORED,
     (Use.TASK, ResponseCode.TOPIC_NOT_EXIST): Reaction.LOSS,
-    (Use.TASK, ResponseCode.INVALID_PARAMETER): Reaction.LOSS,
 }
 
 
@@ -99,6 +98,8 @@ def reaction(use: Use, code: int, remark: str = "", *, has_worked: bool) -> Reac
     special = _SPECIAL.get((use, code))
     if special is not None:
         return special
+    if use is Use.TASK and lacks_queue(code, remark):
+        return Reaction.LOSS
     error = error_of(RemotingCommand(code=use.request), RemotingCommand(code=code, remark=remark), "")
     if use in {Use.BOUNDS, Use.LOOK}:
         return _of_a_plan(use, error, has_worked=has_worked)

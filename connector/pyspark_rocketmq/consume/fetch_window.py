@@ -42,7 +42,7 @@ Source: ``PullMessageProcessor``, ``PullRequestHoldService``.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from logging import INFO, WARNING
 from typing import Final, NamedTuple
 
@@ -65,6 +65,7 @@ from pyspark_rocketmq.errors import (
 from pyspark_rocketmq.model import PulledBody
 from pyspark_rocketmq.wire.codes import ResponseCode
 from pyspark_rocketmq.wire.requests.pull import PullResult, PullStatus
+from pyspark_rocketmq.wire.requests.responses import lacks_queue
 
 _BATCH_BYTES: Final = 4 << 20
 """Number of stored bytes, of all ranges together, at which they are handed out: enough to decode fast, and
@@ -94,13 +95,6 @@ _LOGGED_AGAIN_S: Final = 60.0
 _LONGEST_PATIENCE_OF_A_GROUP_S: Final = 10.0
 """Maximum time for which a group's task tries a pull again: a micro-batch ends with its slowest range, so a
 broker in trouble delays the queues of other brokers."""
-
-_GONE: Final[Mapping[int, type[DataLoss]]] = {
-    ResponseCode.TOPIC_NOT_EXIST: TopicDeleted,
-    ResponseCode.INVALID_PARAMETER: QueueRemoved,
-}
-"""Codes with which a broker refuses to read a queue it no longer has, and the losses they mean. The second is
-for a queue id beyond the topic's (``PullMessageProcessor.processRequest``)."""
 
 
 class TailLost(OffsetError):
@@ -545,9 +539,15 @@ class RangeWindow:
 
     def _queue_is_gone(self, asked: int, error: RocketMQError) -> DataLoss | None:
         """Return the loss that a refusal means; None for other errors, and in a group, which plans again."""
-        if self._settings.is_group_read or not isinstance(error, BrokerError) or error.code not in _GONE:
+        if self._settings.is_group_read or not isinstance(error, BrokerError):
             return None
-        return _GONE[error.code](str(self._of.planned.queue), asked, str(error))
+        if error.code == ResponseCode.TOPIC_NOT_EXIST:
+            loss: type[DataLoss] = TopicDeleted
+        elif lacks_queue(error.code, error.remark):
+            loss = QueueRemoved
+        else:
+            return None
+        return loss(str(self._of.planned.queue), asked, str(error))
 
     def _meet_gap(self, task: PullTask, result: PullResult, now_s: float) -> None:
         """Handle offsets that have expired, or that a shorter log no longer has.

@@ -76,11 +76,25 @@ _ACL_2: Final = (
     "Authentication failed",
     "User:",
 )
-"""Texts by which access control 2.0 refuses (``DefaultAuthenticationHandler``, ``AclAuthorizationHandler``); a
-proxy answers them with SYSTEM_ERROR (``AbstractRemotingActivity.writeErrResponse``), a broker with NO_PERMISSION."""
+"""Texts by which access control 2.0 refuses (``DefaultAuthenticationHandler``, ``AclAuthorizationHandler``).
+
+A broker sends them with NO_PERMISSION, a proxy with SYSTEM_ERROR
+(``AbstractRemotingActivity.writeErrResponse``).
+"""
+_PAGE_CACHE_BUSY: Final = "[PC_SYNCHRONIZED]"
+"""Text in the remark of a SYSTEM_ERROR from a busy broker before 5.3.0.
+
+Source: ``SendMessageProcessor.handlePutMessageResult``.
+"""
+_NO_SUCH_QUEUE: Final = "queueId["
+"""Beginning of the remark of a SYSTEM_ERROR from a broker before 5.3.2 whose topic lacks the queue.
+
+Source: ``PullMessageProcessor.processRequest``.
+"""
 _SAID_BY_CODE_1: Final[Mapping[str, type[BrokerError]]] = {
     _ACL_1: NoPermission,
     _NO_FILTER: ExpressionInvalid,
+    _PAGE_CACHE_BUSY: SystemBusy,
     **dict.fromkeys(_ACL_2, NoPermission),
 }
 """Error of a SYSTEM_ERROR (code 1), by a text in its remark."""
@@ -128,6 +142,13 @@ def checked(request: RemotingCommand, answer: RemotingCommand, address: str) -> 
     if answer.code != ResponseCode.SUCCESS:
         raise error_of(request, answer, address)
     return answer
+
+
+def lacks_queue(code: int, remark: str) -> bool:
+    """Return whether a broker refuses a pull because the topic has no queue of that number."""
+    return code == ResponseCode.INVALID_PARAMETER or (
+        code == ResponseCode.SYSTEM_ERROR and remark.startswith(_NO_SUCH_QUEUE)
+    )
 
 
 def _kind_of(request: RemotingCommand, code: int, remark: str) -> type[BrokerError]:
