@@ -46,9 +46,9 @@ test: fetch ## All tests but the long ones, the real RocketMQ broker included
 ci-test: fetch ## make test, and beside it make spark-test, as CI runs them
 	@$(ENV) dev $(PYTEST) --sparks $(ARGS)
 
-long-fetch: fetch ## What the tests marked long need besides: Go's client, YARN, Hadoop's part for S3, Debezium, Canal
+long-fetch: fetch ## What the tests marked long need besides: other RocketMQs, Go's client, YARN, Hadoop's part for S3, Debezium, Canal
 	@$(CHECK) python -m tests.go_client.program
-	@$(ENV) --maven dev sh -c 'python -m tests.helpers.hadoop && python -m tests.change_data.real.feeder'
+	@$(ENV) --maven dev sh -c 'python -m tests.real_broker.harness fetch --all && python -m tests.helpers.hadoop && python -m tests.change_data.real.feeder'
 
 long-test: long-fetch ## The tests marked long: processes that are killed, Spark clusters, Java's and Go's clients, all pages
 	@$(ENV) dev $(PYTEST) --long $(ARGS)

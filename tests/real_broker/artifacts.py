@@ -14,19 +14,22 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from tests.real_broker.errors import HarnessError
 
 _HERE = Path(__file__).parent
 _POM = _HERE / "pom.xml"
+_PROXY_POM = _HERE / "proxy.pom.xml"
 _SPARK_POM = _HERE / "spark.pom.xml"
 _HADOOP_POM = _HERE / "hadoop.pom.xml"
 _S3A_POM = _HERE / "s3a.pom.xml"
 _JAVA_SOURCES = _HERE / "java"
 CACHE = _HERE.parents[1] / ".cache"
 """Where what was fetched is kept."""
+OTHER_VERSIONS = ("4.9.7", "5.1.4", "5.2.0", "5.5.0")
+"""Versions of RocketMQ's servers that the long tests use besides the suites' own."""
 _STAMP = "complete"
 _MAVEN_TIMEOUT_S = 900
 _JAVAC_TIMEOUT_S = 120
@@ -60,6 +63,29 @@ def fetch_jars() -> Path:
         HarnessError: If Maven is missing or could not fetch them.
     """
     return fetch_once(f"RocketMQ {rocketmq_version()}", _POM, _cache_of_this_version() / "lib")
+
+
+def fetch_server_jars(version: str) -> Path:
+    """Directory of the jars of RocketMQ's servers of a version; downloads them if they are not there yet.
+
+    Raises:
+        HarnessError: If Maven is missing or could not fetch them.
+    """
+    if version == rocketmq_version():
+        return fetch_jars()
+    lib = CACHE / f"rocketmq-{version}" / "lib"
+    return fetch_once(f"RocketMQ {version}", _POM, lib, options=[f"-Drocketmq.version={version}"])
+
+
+def fetch_proxy_jars() -> Path:
+    """Directory of RocketMQ's proxy, of the suites' version; downloads it if it is not there yet.
+
+    Raises:
+        HarnessError: If Maven is missing or could not fetch it.
+    """
+    version = rocketmq_version()
+    lib = CACHE / f"rocketmq-proxy-{version}"
+    return fetch_once("RocketMQ's proxy", _PROXY_POM, lib, options=[f"-Drocketmq.version={version}"])
 
 
 def spark_jars() -> Path:
@@ -97,10 +123,18 @@ def fetch_s3a_jars() -> Path:
     return fetch_once("Hadoop's part for S3", _S3A_POM, lib)
 
 
-def fetch_once(what: str, pom: Path, lib: Path, unpack: Callable[[Path], None] = lambda _: None) -> Path:
+def fetch_once(
+    what: str,
+    pom: Path,
+    lib: Path,
+    unpack: Callable[[Path], None] = lambda _: None,
+    *,
+    options: Sequence[str] = (),
+) -> Path:
     """Directory ``lib`` with the jars that a pom names; downloads them if they are not there yet.
 
-    ``unpack`` is called with the directory when the jars are there and nobody sees them yet.
+    ``unpack`` is called with the directory when the jars are there and nobody sees them yet. ``options`` are
+    Maven's; jars of other options have another ``lib``.
 
     Raises:
         HarnessError: If Maven is missing or could not fetch them.
@@ -114,7 +148,11 @@ def fetch_once(what: str, pom: Path, lib: Path, unpack: Callable[[Path], None] =
     lib.parent.mkdir(parents=True, exist_ok=True)
     with _partial_directory(lib) as partial:
         goal = ["dependency:copy-dependencies", "-DincludeScope=runtime", f"-DoutputDirectory={partial}"]
-        _run([maven, "-B", "-q", *goal, "-f", str(pom)], f"Maven could not fetch {what}", _MAVEN_TIMEOUT_S)
+        _run(
+            [maven, "-B", "-q", *goal, *options, "-f", str(pom)],
+            f"Maven could not fetch {what}",
+            _MAVEN_TIMEOUT_S,
+        )
         unpack(Path(partial))
         (Path(partial) / _STAMP).write_text(pom_digest, encoding="ascii")
         _put_in_place(Path(partial), lib)

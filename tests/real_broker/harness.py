@@ -23,10 +23,17 @@ from typing import Self
 
 from pyspark_rocketmq.client.transport import Closing
 from tests.real_broker import broker_conf, plain_remoting
-from tests.real_broker.artifacts import compile_java, fetch_jars, fetch_spark_jars
+from tests.real_broker.artifacts import (
+    OTHER_VERSIONS,
+    compile_java,
+    fetch_jars,
+    fetch_proxy_jars,
+    fetch_server_jars,
+    fetch_spark_jars,
+)
 from tests.real_broker.errors import HarnessError
 from tests.real_broker.homes import new_home
-from tests.real_broker.java_process import java_command, java_environment
+from tests.real_broker.java_process import configure_old_logs, java_command, java_environment
 from tests.real_broker.ports import free_ports
 from tests.real_broker.security import Security
 from tests.real_broker.server import PortTaken, Server, await_condition
@@ -53,7 +60,8 @@ class RealCluster(Closing):
 
     Use it as a context manager. Topics and groups are created automatically, as by default in RocketMQ. With
     ``security`` brokers serve only users they know; name servers serve all, with and without TLS. With
-    ``forgetful_s`` brokers forget locks and members after that many seconds instead of 60 and 120.
+    ``forgetful_s`` brokers forget locks and members after that many seconds instead of 60 and 120. The servers
+    are of the ``version`` of the suites unless another one is given.
 
     Raises:
         HarnessError: If Java, Maven or room on the disk is missing, or a server did not come up within three
@@ -61,10 +69,18 @@ class RealCluster(Closing):
     """
 
     def __init__(
-        self, brokers: int = 1, security: Security | None = None, *, forgetful_s: float | None = None
+        self,
+        brokers: int = 1,
+        security: Security | None = None,
+        *,
+        forgetful_s: float | None = None,
+        version: str | None = None,
     ) -> None:
         lib = fetch_jars()
         self._environment = java_environment([lib / "*", compile_java(lib)])
+        self._of_servers = self._environment
+        if version is not None:
+            self._of_servers = java_environment([fetch_server_jars(version) / "*"])
         self._security = security
         self._forgetful_ms = None if forgetful_s is None else int(forgetful_s * 1000)
         self._broker_names = [f"broker-{letter}" for letter in "abcdefgh"[:brokers]]
@@ -258,11 +274,12 @@ class RealCluster(Closing):
     ) -> Server:
         home = self._directory / name
         home.mkdir(exist_ok=True)
+        configure_old_logs(home)
         return Server(
             name=name,
             address=f"127.0.0.1:{port}",
             command=java_command(home, main_class, ["-c", str(conf)], heap=heap, options=options),
-            environment=self._environment,
+            environment=self._of_servers,
             log_file=self._directory / f"{name}.log",
         )
 
@@ -310,7 +327,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Command line of this module."""
     parser = argparse.ArgumentParser(prog="python -m tests.real_broker.harness", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
-    commands.add_parser("fetch", help="download the jars and compile the Java programs")
+    fetch = commands.add_parser("fetch", help="download the jars and compile the Java programs")
+    fetch.add_argument("--all", action="store_true", help="the proxy and other versions of servers, too")
     run = commands.add_parser("run", help="run a cluster until SIGTERM or SIGINT")
     run.add_argument("--brokers", type=int, default=1, choices=range(1, 9), metavar="N")
     chosen = parser.parse_args(arguments)
@@ -318,6 +336,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
         if chosen.command == "fetch":
             compile_java(fetch_jars())
             fetch_spark_jars()
+            if chosen.all:
+                fetch_proxy_jars()
+                for version in OTHER_VERSIONS:
+                    fetch_server_jars(version)
         else:
             _run_until_stopped(chosen.brokers)
     except HarnessError as exc:

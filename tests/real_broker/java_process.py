@@ -38,6 +38,14 @@ def java_command(
     return [java, *_JVM_FLAGS, *heap, *properties, *options, main_class, *arguments]
 
 
+def configure_old_logs(home: Path) -> None:
+    """Put a log configuration where servers before 5.0 look for it, which do not start without one."""
+    conf = home / "conf"
+    conf.mkdir(exist_ok=True)
+    for name in ("namesrv", "broker"):
+        (conf / f"logback_{name}.xml").write_text("<configuration/>", encoding="ascii")
+
+
 def java_environment(classpath: Sequence[Path]) -> dict[str, str]:
     """Environment with CLASSPATH set: a wildcard there is expanded by Java, not by a shell."""
     return {**os.environ, "CLASSPATH": os.pathsep.join(map(str, classpath))}
