@@ -163,6 +163,16 @@ def test_small_batches_are_joined_before_they_take_much_memory() -> None:
     assert all_of(kept.rows) == wanted
 
 
+def test_rows_of_several_calls_that_are_committed_together_stay_within_memory() -> None:
+    """D1: the first call may have emitted few rows, and a later one many."""
+    kept = RowBuffer(PLAIN.rows, SpillFile())
+    large = PLAIN.rows.to_batch({"queueOffset": [0], "name": ["x" * 400_000]}, 1)
+    for _ in range(100):
+        kept.add([(0, "a"), large])
+    in_memory = [each for each in kept.rows if isinstance(each, pa.RecordBatch)]
+    assert memory_of(in_memory) <= row_buffer.IN_MEMORY_BYTES + (2 << 20)
+
+
 def test_small_batches_of_one_call_stay_within_its_memory() -> None:
     """D1, H6"""
     dice, context = random.Random(1), ConsumeOrderlyContext([message_at(0)], OUTPUT)

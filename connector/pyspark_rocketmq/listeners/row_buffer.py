@@ -200,7 +200,7 @@ class RowBuffer:
         rows += emitted
         if len(rows) - self._packed >= _FEW_ROWS:
             self.pack()
-        elif emitted and type(emitted[0]) is not tuple:
+        elif any(type(each) is not tuple for each in emitted):
             self.look()
 
     def spill_to(self, file: SpillFile) -> None:
