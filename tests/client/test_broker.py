@@ -33,7 +33,7 @@ from pyspark_rocketmq.wire.requests.send import Batch, SendSettings
 from pyspark_rocketmq.wire.subscription import build_subscription
 from tests.helpers.fake_clock import FakeClock
 from tests.helpers.golden import recorded_command
-from tests.helpers.scripted_server import Peer, ScriptedServer
+from tests.helpers.scripted_server import ScriptedServer
 from tests.helpers.wait import PATIENCE_S
 
 QUEUE = MessageQueue("orders", "broker-a", 3)
@@ -231,56 +231,6 @@ def test_a_lock_request_names_all_queues(server: ScriptedServer, brokers: Broker
     assert decode_body(LockBatchRequest, server.next_request().body) == bodies.LockBatchRequest(
         consumer_group="g", client_id="me", queues=frozenset({QUEUE, OTHER})
     )
-
-
-class OfVersion:
-    """A broker of a version, which answers 0 to 14 and has offsets of groups; without them, it refuses 43."""
-
-    def __init__(self, version: int, offsets: bytes = b"") -> None:
-        self._version = version
-        self._offsets = offsets
-        self.listed = 0
-
-    def __call__(self, peer: Peer, request: RemotingCommand) -> None:
-        answer = request.response(0, ext_fields={"offset": "0"})
-        if request.code == RequestCode.GET_ALL_CONSUMER_OFFSET:
-            self.listed += 1
-            code = 0 if self._offsets else ResponseCode.NO_PERMISSION
-            answer = request.response(code, body=self._offsets)
-        peer.send(replace(answer, version=self._version))
-
-
-@pytest.mark.parametrize(
-    ("offsets", "is_stored"),
-    [
-        (b'{"offsetTable":{"orders@g":{3:0,5:7}}}', True),
-        (b'{"offsetTable":{"orders@g":{5:7},"orders@h":{3:0}}}', False),
-        (b'{"offsetTable":{}}', False),
-        (b"{}", False),
-        (b"", True),
-    ],
-)
-def test_a_0_of_a_broker_before_5_0_counts_only_if_it_is_stored(
-    server: ScriptedServer, brokers: BrokerClient, offsets: bytes, is_stored: bool
-) -> None:
-    """F2, F3: it answers 0 for every empty or young queue, whatever it is asked."""
-    server.script = broker = OfVersion(407, offsets)
-    if is_stored:
-        assert brokers.query_consumer_offset(server.address, "g", QUEUE, set_zero_if_not_found=False) == 0
-    else:
-        with pytest.raises(OffsetNotFound):
-            brokers.query_consumer_offset(server.address, "g", QUEUE, set_zero_if_not_found=False)
-    assert brokers.query_consumer_offset(server.address, "g", QUEUE) == 0
-    assert broker.listed == 1
-
-
-@pytest.mark.parametrize("version", [0, 413, 475])
-def test_a_0_of_another_broker_is_stored(server: ScriptedServer, brokers: BrokerClient, version: int) -> None:
-    """F2: 5.0 and later do as they are asked; a version that is not given decides nothing."""
-    server.script = broker = OfVersion(version)
-
-    assert brokers.query_consumer_offset(server.address, "g", QUEUE, set_zero_if_not_found=False) == 0
-    assert broker.listed == 0
 
 
 def test_no_stored_offset_is_distinguished_from_every_failure(

@@ -20,9 +20,9 @@ from pyspark_rocketmq.client.names import Names
 from pyspark_rocketmq.client.pool import ChannelPool
 from pyspark_rocketmq.clock import Clock, Deadline
 from pyspark_rocketmq.display import peer_text
-from pyspark_rocketmq.errors import BrokerError, OffsetNotFound, RemoteProtocolError, RocketMQError
+from pyspark_rocketmq.errors import RemoteProtocolError, RocketMQError
 from pyspark_rocketmq.model import Message, MessageExt, MessageQueue, QueueBounds
-from pyspark_rocketmq.wire.codes import RequestCode, ResponseCode
+from pyspark_rocketmq.wire.codes import RequestCode
 from pyspark_rocketmq.wire.command import RemotingCommand
 from pyspark_rocketmq.wire.fastjson import decode_body, dumps_java, read_object
 from pyspark_rocketmq.wire.requests import admin, bodies, headers
@@ -253,12 +253,51 @@ class BrokerClient:
     ) -> int:
         """Return the next offset to consume that is stored for the group.
 
-        A broker may return 0 for a new group on a young topic; ``set_zero_if_not_found=False`` prevents this.
-        A broker before 5.0 does so all the same, so a 0 of it is looked up among all its offsets.
+        A broker may return 0 for a new group on a young topic; ``set_zero_if_not_found=False`` prevents this
+        since 5.0.
 
         Raises:
             OffsetNotFound: If none is stored, as at a group's first start. No other error means that.
         """
+        offset, _ = self._consumer_offset(address, consumer_group, queue, set_zero_if_not_found)
+        return offset
+
+    def find_consumer_offset(
+        self, address: str, consumer_group: str, queue: MessageQueue
+    ) -> tuple[int, bool]:
+        """Return the group's next offset to consume, and whether it is known to be stored.
+
+        A broker before 5.0 returns 0 for an empty or young queue without an offset, whatever it is asked;
+        :meth:`consumer_offsets` shows whether it is stored.
+
+        Raises:
+            OffsetNotFound: If none is stored.
+        """
+        offset, version = self._consumer_offset(address, consumer_group, queue, False)
+        return offset, offset != 0 or not 0 < version <= _LAST_OF_4
+
+    def consumer_offsets(
+        self, address: str, consumer_group: str, queues: Sequence[MessageQueue]
+    ) -> dict[MessageQueue, int]:
+        """Return the group's stored offsets of ``queues``, all of one broker; leave out queues without one.
+
+        The broker sends the offsets of all its groups, which may be megabytes.
+        """
+        command = command_of(RequestCode.GET_ALL_CONSUMER_OFFSET)
+        body = self._calls.call(address, command, broker_name=_one_broker(queues)).body
+        group = self._names.named(consumer_group)
+        topics = {queue.topic for queue in queues}
+        of_topics = {topic: admin.offsets_of(body, self._names.named(topic), group) for topic in topics}
+        return {
+            queue: of_topics[queue.topic][queue.queue_id]
+            for queue in queues
+            if queue.queue_id in of_topics[queue.topic]
+        }
+
+    def _consumer_offset(
+        self, address: str, consumer_group: str, queue: MessageQueue, set_zero_if_not_found: bool | None
+    ) -> tuple[int, int]:
+        """Return the stored offset and the broker's version."""
         header = headers.QueryConsumerOffsetRequestHeader(
             consumer_group=self._names.named(consumer_group),
             topic=self._names.named(queue.topic),
@@ -267,24 +306,7 @@ class BrokerClient:
             broker_name=queue.broker_name,
         )
         answer = self._calls.ask(address, RequestCode.QUERY_CONSUMER_OFFSET, header, queue.broker_name)
-        offset = from_ext_fields(headers.OffsetResponseHeader, answer.ext_fields).offset
-        may_be_made_up = set_zero_if_not_found is False and offset == 0 and 0 < answer.version <= _LAST_OF_4
-        if may_be_made_up and not self._has_offset(address, header, queue.broker_name):
-            raise OffsetNotFound(ResponseCode.QUERY_NOT_FOUND, "the broker has no offset", address=address)
-        return offset
-
-    def _has_offset(
-        self, address: str, of: headers.QueryConsumerOffsetRequestHeader, broker_name: str
-    ) -> bool:
-        """Return whether a broker before 5.0 has an offset; True if it refuses to say."""
-        command = command_of(RequestCode.GET_ALL_CONSUMER_OFFSET)
-        try:
-            answer = self._calls.call(address, command, broker_name=broker_name)
-        except BrokerError as error:
-            if error.retryable:
-                raise
-            return True
-        return of.queue_id in admin.queues_with_offset(answer.body, of.topic, of.consumer_group)
+        return from_ext_fields(headers.OffsetResponseHeader, answer.ext_fields).offset, answer.version
 
     def update_consumer_offset(
         self, address: str, consumer_group: str, queue: MessageQueue, commit_offset: int

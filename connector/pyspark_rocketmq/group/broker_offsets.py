@@ -21,6 +21,7 @@ from pyspark_rocketmq.client.pool import ChannelPool
 from pyspark_rocketmq.clock import Clock, Deadline, SystemClock
 from pyspark_rocketmq.delta.storage_options import StorageOptions
 from pyspark_rocketmq.errors import (
+    BrokerError,
     BrokerOffsetUnavailable,
     GroupNotFound,
     NoPermission,
@@ -156,17 +157,26 @@ class RemoteBrokerOffsets:
     Source: ``RemoteBrokerOffsetStore``.
     """
 
-    def __init__(self, consumer_group: str, brokers: BrokerClient) -> None:
+    def __init__(
+        self, consumer_group: str, brokers: BrokerClient, zeros: set[MessageQueue] | None = None
+    ) -> None:
+        """Take the group's name, and ``zeros``, queues for which a broker before 5.0 is known to store 0."""
         self._group = consumer_group
         self._brokers = brokers
+        self._zeros = set() if zeros is None else zeros
 
     @classmethod
     def of(
-        cls, options: ReadOptions, clock: Clock, *, pool: ChannelPool | None = None
+        cls,
+        options: ReadOptions,
+        clock: Clock,
+        *,
+        pool: ChannelPool | None = None,
+        zeros: set[MessageQueue] | None = None,
     ) -> RemoteBrokerOffsets:
         """Create an instance for the consumer group in ``options``; nothing connects yet."""
         assert options.consumer_group is not None
-        return cls(options.consumer_group, Cluster.of(options, clock, pool=pool).brokers())
+        return cls(options.consumer_group, Cluster.of(options, clock, pool=pool).brokers(), zeros)
 
     def read(self, queues: Iterable[MessageQueue], addresses: Addresses) -> dict[MessageQueue, int]:
         """Return the group's offsets of ``queues``; leave out queues without one.
@@ -176,17 +186,39 @@ class RemoteBrokerOffsets:
             NoPermission: If the group's offsets may not be read.
         """
 
-        def query(address: BrokerAddress, queue: MessageQueue) -> int | None:
+        def query(address: BrokerAddress, queue: MessageQueue) -> tuple[int, bool] | None:
             try:
-                # Without this, a broker may return 0 if it has no offset, which would look like a stored one.
-                return self._brokers.query_consumer_offset(
-                    address, self._group, queue, set_zero_if_not_found=False
-                )
+                return self._brokers.find_consumer_offset(address, self._group, queue)
             except OffsetNotFound:
                 return None
 
         found = self._each(queues, addresses, query)
-        return {queue: offset for queue, offset in found.items() if offset is not None}
+        stored = {queue: each[0] for queue, each in found.items() if each is not None}
+        made_up = {queue for queue, each in found.items() if each is not None and not each[1]} - self._zeros
+        if not made_up:
+            return stored
+        listed = self._listed(made_up, addresses)
+        self._zeros.update(queue for queue, offset in listed.items() if offset == 0)
+        return {queue: offset for queue, offset in stored.items() if queue not in made_up} | listed
+
+    def _listed(self, queues: Iterable[MessageQueue], addresses: Addresses) -> dict[MessageQueue, int]:
+        """Return the offsets of ``queues`` that brokers before 5.0 store, from their lists of all offsets."""
+        by_broker: dict[str, list[MessageQueue]] = {}
+        for queue in queues:
+            by_broker.setdefault(queue.broker_name, []).append(queue)
+
+        def list_all(address: BrokerAddress, first: MessageQueue) -> dict[MessageQueue, int]:
+            some = by_broker[first.broker_name]
+            try:
+                return self._brokers.consumer_offsets(address, self._group, some)
+            except BrokerError as error:
+                if error.retryable:
+                    raise
+                logger.warning("offsets of 0 are taken as stored, the broker does not list them: %s", error)
+                return dict.fromkeys(some, 0)
+
+        found = self._each([some[0] for some in by_broker.values()], addresses, list_all)
+        return {queue: offset for listed in found.values() for queue, offset in listed.items()}
 
     def write(self, next_offsets: Mapping[MessageQueue, int], addresses: Addresses) -> None:
         """Store offsets at the brokers, even lower ones.
@@ -252,6 +284,7 @@ class RemoteGroup:
         self._options = options
         self._clock = clock or SystemClock()
         self._threads = threading.local()
+        self._zeros: set[MessageQueue] = set()
 
     @property
     def consumer_group(self) -> str:
@@ -299,4 +332,4 @@ class RemoteGroup:
                 f"The offsets of group {self.consumer_group} cannot be reached at {', '.join(missing)}: no "
                 "route names a master there. Start each of these brokers; its queues wait until then."
             )
-        return RemoteBrokerOffsets.of(self._options, self._clock)
+        return RemoteBrokerOffsets.of(self._options, self._clock, zeros=self._zeros)

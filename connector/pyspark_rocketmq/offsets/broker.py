@@ -8,7 +8,8 @@ Like Java's ``RemoteBrokerOffsetStore``: one number per queue, and the last writ
 * *No attempts, no suspension.* So it cannot serve orderly consumers, or a sink that needs each row exactly
   once.
 * A broker that crashes loses, by default, the offsets of its last five seconds.
-* Every read costs one request per queue.
+* Every read costs one request per queue. A broker before 5.0 is also asked for all its offsets if it answers
+  0 for a queue that is not known to have this offset.
 """
 
 from __future__ import annotations

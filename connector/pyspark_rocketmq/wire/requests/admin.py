@@ -7,9 +7,12 @@ Source: RocketMQ 5.3.3 ``remoting/protocol/header/*``, ``remoting/protocol/body/
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Final
 
+from pyspark_rocketmq.errors import RemoteProtocolError
 from pyspark_rocketmq.model import BrokerData, ConsumeFromWhere, MessageModel
 from pyspark_rocketmq.wire.fastjson import (
     JsonObject,
@@ -32,16 +35,20 @@ from pyspark_rocketmq.wire.requests.header_fields import (
 from pyspark_rocketmq.wire.requests.topics import broker_from_json
 from pyspark_rocketmq.wire.subscription import SubscriptionData
 
+_OFFSET: Final = re.compile(rb'"?([0-9]{1,10})"?:(-?[0-9]{1,19})')
 
-def queues_with_offset(body: bytes, topic: str, group: str) -> frozenset[int]:
-    """Return the queues of ``topic`` for which a broker has an offset of ``group``.
 
-    ``body`` is the answer to 43 GET_ALL_CONSUMER_OFFSET.
+def offsets_of(body: bytes, topic: str, group: str) -> dict[int, int]:
+    """Return the offsets that a broker has of ``group`` in the queues of ``topic``, by queue id.
+
+    ``body`` is the answer to 43 GET_ALL_CONSUMER_OFFSET. Only the part that is wanted is read, since a broker
+    keeps the offsets of groups that are gone, and all of them may be too many to parse.
     """
-    where = "ConsumerOffsetSerializeWrapper"
-    table = as_object(read_object(body, where).members.get("offsetTable") or {}, f"{where}.offsetTable")
-    offsets = table.members.get(f"{topic}@{group}") or {}
-    return frozenset(map(int, as_object(offsets, f"{where}.offsetTable").members))
+    before, found, rest = body.partition(f'"{topic}@{group}":{{'.encode())
+    offsets, ended, _ = rest.partition(b"}")
+    if found and not ended:
+        raise RemoteProtocolError(f"The list of all consumer offsets ends after {len(before)} bytes.")
+    return {int(queue_id): int(offset) for queue_id, offset in _OFFSET.findall(offsets)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
