@@ -221,27 +221,25 @@ class ClusterView:
         had_it = sorted(self.had_it(topic))
         try:
             registered = self._registered(deadline)
-            missing = [name for name in had_it if name not in registered]
-            # Brokers register one after the other.
-            may_come = self._clock.monotonic_s() - self._knew_none_s < _REGISTERED_WITHIN_S
-            if not missing and not may_come and not self._is_there_now(topic, deadline):
-                return error
-            unknown = ", ".join(map(peer_text, missing)) or ("all brokers" if registered else "any broker")
-            reason = f"The name server does not know {unknown} either"
         except RocketMQError as failure:
             logger.debug("brokers not known topic=%s: %s", topic, failure)
-            if not had_it:
-                return error
             # A proxy, for one, serves no such request.
             was_on = ", ".join(map(peer_text, had_it))
             reason = (
                 f"The topic was on {was_on} before, and it is not known which brokers there are ({failure})"
             )
-        remark = (
-            f"{error.remark} {reason}; brokers register again within {_REGISTERED_WITHIN_S:g} s of the name "
-            "server's restart."
-        )
-        return TopicAway(error.code, remark, request=error.request, address=error.address)
+            return _later(error, reason) if had_it else error
+        missing = [name for name in had_it if name not in registered]
+        # Brokers register one after the other.
+        may_come = self._clock.monotonic_s() - self._knew_none_s < _REGISTERED_WITHIN_S
+        try:
+            if not missing and not may_come and not self._is_there_now(topic, deadline):
+                return error
+        except RocketMQError as failure:
+            logger.debug("not known whether the topic is there by now topic=%s: %s", topic, failure)
+            return error
+        unknown = ", ".join(map(peer_text, missing)) or ("all brokers" if registered else "any broker")
+        return _later(error, f"The name server does not know {unknown} either")
 
     def _registered(self, deadline: Deadline) -> set[str]:
         """Return the names of all brokers that name servers know, and note if there are none."""
@@ -592,3 +590,12 @@ def _replicas(routes: Routes, names: Collection[str]) -> dict[str, Mapping[int, 
         if others and broker.broker_name in names:
             found[broker.broker_name] = others
     return found
+
+
+def _later(error: TopicNotFound, reason: str) -> TopicAway:
+    """Return the error of a topic whose brokers may still register."""
+    remark = (
+        f"{error.remark} {reason}; brokers register again within {_REGISTERED_WITHIN_S:g} s of the name "
+        "server's restart."
+    )
+    return TopicAway(error.code, remark, request=error.request, address=error.address)
