@@ -52,6 +52,9 @@ and 1500, and so does a write of rows without a key.
 _REMARKS = (
     (ResponseCode.SYSTEM_ERROR, "…AclException…", "access control of RocketMQ 4"),
     (ResponseCode.SYSTEM_ERROR, "…does not support consumer to filter message by…", "no SQL92 at the broker"),
+    (ResponseCode.SYSTEM_ERROR, "check signature failed…", "a wrong secret at a proxy"),
+    (ResponseCode.SYSTEM_ERROR, "queueId[…", "a queue that is gone (before 5.3.2)"),
+    (ResponseCode.SYSTEM_ERROR, "[PC_SYNCHRONIZED]…", "a busy broker (before 5.3.0)"),
     (ResponseCode.NO_PERMISSION, "subscription group no permission", "consumption is switched off"),
 )
 """Answers that mean something else than their codes."""

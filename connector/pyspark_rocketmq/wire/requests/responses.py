@@ -69,17 +69,12 @@ _ACL_1: Final = "AclException"
 """Text in the remark of a SYSTEM_ERROR by which access control 1.0 refuses (``PlainAccessValidator``)."""
 _NO_FILTER: Final = "does not support consumer to filter message by"
 """Text in the remark of a SYSTEM_ERROR from a broker with ``enablePropertyFilter=false``."""
-_ACL_2: Final = (
-    "has no permission to access",
-    "check signature failed",
-    "username cannot be null",
-    "Authentication failed",
-    "User:",
-)
-"""Texts by which access control 2.0 refuses (``DefaultAuthenticationHandler``, ``AclAuthorizationHandler``).
+_ACL_2: Final = ("check signature failed", "username cannot be null")
+"""Texts by which access control 2.0 refuses a wrong secret or none (``DefaultAuthenticationHandler``).
 
 A broker sends them with NO_PERMISSION, a proxy with SYSTEM_ERROR
-(``AbstractRemotingActivity.writeErrResponse``).
+(``AbstractRemotingActivity.writeErrResponse``). A proxy's other refusals do not count: while it reaches no
+broker, it knows no user and no rights, and refuses everybody.
 """
 _PAGE_CACHE_BUSY: Final = "[PC_SYNCHRONIZED]"
 """Text in the remark of a SYSTEM_ERROR from a busy broker before 5.3.0.
