@@ -18,8 +18,9 @@ from pyspark_rocketmq.client.producer.producer import Producer
 from pyspark_rocketmq.client.producer.transactions import TransactionProducer
 from pyspark_rocketmq.clock import SystemClock
 from pyspark_rocketmq.consumer.push_consumer import PushConsumer
-from pyspark_rocketmq.errors import OffsetNotFound
+from pyspark_rocketmq.group.broker_offsets import RemoteBrokerOffsets
 from pyspark_rocketmq.model import (
+    BrokerAddress,
     ConsumeConcurrentlyStatus,
     ConsumeOrderlyStatus,
     LocalTransactionState,
@@ -160,14 +161,12 @@ def test_a_group_consumes(
     if is_orderly:
         for key in range(KEYS):
             assert [each for each in numbers if each % KEYS == key] == list(range(key, COUNT, KEYS))
-    assert sum(offset or 0 for offset in offsets_of(place, group, topic).values()) == COUNT
+    assert sum(offsets_of(place, group, topic).values()) == COUNT
 
 
 def test_a_new_group_has_no_offset(place: Place, topic: str) -> None:
     """L1 ★, F2: brokers before 5.0 answer 0 for a young queue, whatever they are asked."""
-    offsets = offsets_of(place, place.cluster.unique_name("group"), topic)
-
-    assert set(offsets.values()) == {None}
+    assert offsets_of(place, place.cluster.unique_name("group"), topic) == {}
 
 
 def test_transactions_are_seen_when_they_are_over(place: Place, spark: SparkSession) -> None:
@@ -200,20 +199,13 @@ def bodies_in(spark: SparkSession, place: Place, topic: str) -> list[str]:
     return [bytes(row.body).decode() for row in rows.select("body").collect()]
 
 
-def offsets_of(place: Place, group: str, topic: str) -> dict[MessageQueue, int | None]:
-    """Return the group's offset at the brokers for each queue."""
-    found: dict[MessageQueue, int | None] = {}
+def offsets_of(place: Place, group: str, topic: str) -> dict[MessageQueue, int]:
+    """Return the group's offsets at the brokers."""
+    addresses = {name: BrokerAddress(each) for name, each in place.cluster.broker_addresses.items()}
+    queues = [MessageQueue(topic, name, number) for name in addresses for number in range(2)]
     with ChannelPool(SystemClock()) as pool:
         brokers = BrokerClient(pool, SystemClock(), request_timeout_s=PATIENCE_S)
-        for name, address in place.cluster.broker_addresses.items():
-            for queue in (MessageQueue(topic, name, number) for number in range(2)):
-                try:
-                    found[queue] = brokers.query_consumer_offset(
-                        address, group, queue, set_zero_if_not_found=False
-                    )
-                except OffsetNotFound:
-                    found[queue] = None
-    return found
+        return RemoteBrokerOffsets(group, brokers).read(queues, addresses)
 
 
 def numbers_in(table: Path) -> list[int]:
