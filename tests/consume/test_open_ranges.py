@@ -373,6 +373,40 @@ def test_a_slave_in_the_place_of_its_master_holds_pulls_too() -> None:
     assert pulls.logged == []
 
 
+def test_a_slave_that_holds_no_pulls_in_the_place_of_its_master_is_asked_every_two_seconds() -> None:
+    """L3: as those of 5.x without an acting master."""
+    pulls = Pulls(wanted(is_slave=True))
+    pauses = pauses_at_end(pulls, 8, broker_id=MASTER_ID)
+
+    assert pauses == pytest.approx([0.05, 0.1, 0.2, 0.4, 0.8, 1.6, 2.0, 2.0])
+    assert pulls.logged == []
+
+
+def test_a_replica_of_a_dead_master_is_asked_every_two_seconds_at_its_end() -> None:
+    """L3: neither is asked without a pause, and the master only once in a while."""
+    pulls = Pulls(wanted(replicas={1: "r"}, replaces_master=True))
+    (held,) = pulls.ask()
+    pulls.answer(held, ConnectFailed("broker-a:10911", "refused"))
+
+    assert pauses_at_end(pulls, 7, broker_id=1) == pytest.approx([0.05, 0.1, 0.2, 0.4, 0.8, 1.6, 2.0])
+    assert len(pulls.logged) == 1
+
+
+def pauses_at_end(pulls: Pulls, count: int, *, broker_id: int) -> list[float]:
+    """Let a slave answer pulls at its end without holding them; return the pauses after each."""
+    pauses = []
+    for _ in range(count):
+        (held,) = pulls.ask()
+        assert (held.broker_id, held.is_held) == (broker_id, True)
+        pulls.answer(held, PullResult(PullStatus.NO_MATCHED_MSG, 0, 0, 0, 0, b"", "OFFSET_OVERFLOW_ONE"))
+        assert pulls.ask() == []
+        pause_s = pulls.window.shortest_pause_s(pulls.now_s)
+        assert pause_s is not None
+        pauses.append(pause_s)
+        pulls.now_s += pause_s
+    return pauses
+
+
 class OpenQueue:
     """A queue that grows, on a master and a replica that lags, with troubles of every kind that may pass."""
 

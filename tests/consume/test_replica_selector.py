@@ -123,6 +123,17 @@ def test_a_replica_that_failed_is_not_asked_again_at_once_for_a_master_that_does
     assert chosen.broker_id == 1
 
 
+def test_the_end_of_a_replica_leads_to_its_master_only_if_that_may_answer() -> None:
+    """L3: else the two would be asked by turns without a pause."""
+    chosen = ReplicaSelector([1], replaces_master=True)
+    assert chosen.master_failed(now_s=0.0)
+
+    assert not chosen.ended(now_s=1.0)
+    assert chosen.broker_id == 1
+    assert chosen.ended(now_s=AVOIDED_S)
+    assert chosen.broker_id == 0
+
+
 @pytest.mark.parametrize(("replicas", "replaces_master"), [([1], False), ([], True)])
 def test_the_master_is_kept_if_no_replica_may_replace_it(replicas: list[int], replaces_master: bool) -> None:
     chosen = ReplicaSelector(replicas, replaces_master=replaces_master)

@@ -361,8 +361,12 @@ class RangeWindow:
         self.segments.end = outcome.max_offset
         if not outcome.max_offset <= task.queue_offset >= self._of.planned.start:
             return False
-        if task.broker_id != MASTER_ID and outcome.status is PullStatus.NO_MATCHED_MSG:
-            # While its master lives, a slave does not hold a pull at its end (``PullMessageProcessor``).
+        is_at_end = task.broker_id != MASTER_ID or (
+            self._of.is_slave and task.queue_offset == outcome.max_offset
+        )
+        if is_at_end and outcome.status is PullStatus.NO_MATCHED_MSG:
+            # A slave does not hold a pull at its end, since 5.0 even if its master is dead
+            # (``PullMessageProcessor``).
             return not outcome.scanned_in_vain
         return outcome.status is PullStatus.NO_NEW_MSG
 
@@ -370,9 +374,9 @@ class RangeWindow:
         self.segments.lost(task.segment_id)
         self.bounds = outcome.min_offset, outcome.max_offset
         self._gives_up_at_s = None
-        if task.broker_id != MASTER_ID:
-            self._replica.ended(now_s)
-        elif task.is_held and now_s - task.sent_at_s < _LEAST_HELD_S:
+        if task.broker_id != MASTER_ID and self._replica.ended(now_s):
+            return
+        if task.is_held and now_s - task.sent_at_s < _LEAST_HELD_S:
             self._pause(now_s)
         else:
             self._pause_s = _FIRST_PAUSE_S

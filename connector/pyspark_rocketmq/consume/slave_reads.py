@@ -147,13 +147,17 @@ class ReplicaSelector:
         self._avoided_until_s = now_s + AVOIDED_S
         return True
 
-    def ended(self, now_s: float) -> None:
-        """Note that a replica has no more messages: pull from its master, even if the replica is preferred.
+    def ended(self, now_s: float) -> bool:
+        """Note that a replica has no more messages; return whether to pull from its master now.
 
-        A preferred replica is pulled from again after 10 s.
+        Then even a preferred replica is pulled from again only after 10 s. If the master has lately not
+        answered, go on at the replica.
         """
+        if now_s < self._master_avoided_until_s:
+            return False
         self.broker_id = MASTER_ID
         self._away_until_s = now_s + AVOIDED_S
+        return True
 
     def master_failed(self, now_s: float) -> bool:
         """Note that the master did not answer; return whether to ask a replica (``broker_id``) instead."""
