@@ -28,7 +28,7 @@ brokers = st.builds(
     broker_name=names,
     cluster=names,
     addresses=st.dictionaries(
-        st.integers(-1, (1 << 63) - 1), names.map(peer_text).map(BrokerAddress), max_size=3
+        st.integers(0, (1 << 63) - 1), names.map(peer_text).map(BrokerAddress), max_size=3
     ),
 )
 queues = st.builds(
@@ -116,6 +116,14 @@ def test_fields_that_newer_servers_add_or_omit_do_not_matter() -> None:
     assert route.queues == ()
     assert route.order_topic_conf is None
     assert decode_route(b"{}") == TopicRoute(brokers=(), queues=())
+
+
+def test_a_broker_that_waits_for_its_controller_is_no_replica() -> None:
+    """L3: it has the id -1, and its log may be another one."""
+    broker = {"brokerName": "b", "brokerAddrs": {"-1": "waits:1", "0": "m:1", "3": "s:1"}}
+    route = decode_route(route_json(brokerDatas=[broker]))
+
+    assert route.brokers[0].addresses == {0: "m:1", 3: "s:1"}
 
 
 def test_an_order_configuration_defines_the_queues_to_publish_to() -> None:

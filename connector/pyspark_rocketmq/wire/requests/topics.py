@@ -159,8 +159,10 @@ def broker_from_json(data: JsonObject) -> BrokerData:
                 f"{data.where}.brokerAddrs must map broker ids to addresses, but maps "
                 f"{short_repr(broker_id)} to {short_repr(address)}."
             )
-        # Replace odd characters, which no address has, because addresses are in log lines.
-        addresses[int(broker_id)] = BrokerAddress(peer_text(address))
+        # A negative id is that of a broker that waits for its controller, with a log that may be another one.
+        if int(broker_id) >= 0:
+            # Replace odd characters, which no address has, because addresses are in log lines.
+            addresses[int(broker_id)] = BrokerAddress(peer_text(address))
     return BrokerData(
         broker_name=data.text("brokerName"), cluster=data.text("cluster", ""), addresses=addresses
     )
