@@ -55,6 +55,7 @@ _REMARKS = (
     (ResponseCode.SYSTEM_ERROR, "check signature failed…", "a wrong secret at a proxy"),
     (ResponseCode.SYSTEM_ERROR, "queueId[…", "a queue that is gone (before 5.3.2)"),
     (ResponseCode.SYSTEM_ERROR, "[PC_SYNCHRONIZED]…", "a busy broker (before 5.3.0)"),
+    (ResponseCode.SYSTEM_ERROR, "in-sync replicas not enough", "too few replicas after an election"),
     (ResponseCode.NO_PERMISSION, "subscription group no permission", "consumption is switched off"),
 )
 """Answers that mean something else than their codes."""

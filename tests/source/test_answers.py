@@ -65,6 +65,7 @@ ANSWERS = [
     Answer(1, "check signature failed."),
     Answer(1, "queueId[3] is illegal, topic:[t] topicConfig.readQueueNums:[2] consumer:[c]"),
     Answer(1, "[PC_SYNCHRONIZED]broker busy, start flow control for a while"),
+    Answer(1, "in-sync replicas not enough"),
     Answer(16, "subscription group no permission, g"),
 ]
 every_answer = pytest.mark.parametrize("answer", ANSWERS, ids=str)

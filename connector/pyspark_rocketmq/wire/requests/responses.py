@@ -81,6 +81,11 @@ _PAGE_CACHE_BUSY: Final = "[PC_SYNCHRONIZED]"
 
 Source: ``SendMessageProcessor.handlePutMessageResult``.
 """
+_TOO_FEW_REPLICAS: Final = "in-sync replicas not enough"
+"""Remark of a SYSTEM_ERROR from a master that waits for a replica, as after an election; nothing is stored.
+
+Source: ``SendMessageProcessor.handlePutMessageResult``.
+"""
 _NO_SUCH_QUEUE: Final = "queueId["
 """Beginning of the remark of a SYSTEM_ERROR from a broker before 5.3.2 whose topic lacks the queue.
 
@@ -90,6 +95,7 @@ _SAID_BY_CODE_1: Final[Mapping[str, type[BrokerError]]] = {
     _ACL_1: NoPermission,
     _NO_FILTER: ExpressionInvalid,
     _PAGE_CACHE_BUSY: SystemBusy,
+    _TOO_FEW_REPLICAS: SystemBusy,
     **dict.fromkeys(_ACL_2, NoPermission),
 }
 """Error of a SYSTEM_ERROR (code 1), by a text in its remark."""
