@@ -392,6 +392,30 @@ def test_a_replica_of_a_dead_master_is_asked_every_two_seconds_at_its_end() -> N
     assert len(pulls.logged) == 1
 
 
+def test_a_range_ends_where_a_replica_may_lack_messages_of_the_dead_master() -> None:
+    """L3, F4: as the new master it would store others at their offsets; the next plan compares."""
+    pulls = Pulls(wanted(replicas={1: "r"}, replaces_master=True))
+    pulls.found(pulls.ask()[0], 3, 3)
+    error = ConnectFailed("broker-a:10911", "refused")
+    pulls.answer(pulls.ask()[0], error)
+
+    (ended,) = pulls.window.take()
+    assert (offsets_of(ended.chunks), ended.is_last, ended.failure) == ([0, 1, 2], True, error)
+
+
+def test_a_range_goes_on_at_a_replica_that_had_all_its_messages() -> None:
+    """L3"""
+    pulls = Pulls(wanted(replicas={1: "r"}, prefers_replica=True, replaces_master=True))
+    pulls.found(pulls.ask()[0], 3, 3)
+    pulls.answer(pulls.ask()[0], nothing(3))
+    (at_master,) = pulls.ask()
+    pulls.answer(at_master, ConnectFailed("broker-a:10911", "refused"))
+    (again,) = pulls.ask()
+
+    assert (at_master.broker_id, again.broker_id, again.queue_offset) == (MASTER_ID, 1, 3)
+    assert pulls.window.ranges[0].failure is None
+
+
 def pauses_at_end(pulls: Pulls, count: int, *, broker_id: int) -> list[float]:
     """Let a slave answer pulls at its end without holding them; return the pauses after each."""
     pauses = []

@@ -228,6 +228,8 @@ class RangeWindow:
         self._resumes_at_s = 0.0
         self._has_met_reset = False
         """Whether the broker has reported a reset since the last success."""
+        self._has_masters_messages = False
+        """Whether any message came from the master, whose log may be longer than its replicas'."""
 
     @property
     def broker_id(self) -> int:
@@ -400,10 +402,21 @@ class RangeWindow:
             text = "replica %d did not serve, back to the master %s: %s"
             self._log(INFO, text, task.broker_id, self._of.planned.queue, error)
         elif isinstance(error, TransportError) and self._replica.master_failed(now_s):
-            text = "the master does not answer, going on at its replica %d %s: %s"
-            self._log(WARNING, text, self._replica.broker_id, self._of.planned.queue, error)
+            self._go_on_at_replica(error)
         elif error is not None:
             self._troubles.append(error)
+
+    def _go_on_at_replica(self, error: TransportError) -> None:
+        """Pull from a replica; but end a group's range if the replica may lack messages that were read.
+
+        If such a replica becomes the master, it stores other messages at their offsets. The next plan begins
+        with the last message read, and so compares the logs.
+        """
+        if self._settings.is_group_read and self._has_masters_messages:
+            self.failure = error
+            return
+        text = "the master does not answer, going on at its replica %d %s: %s"
+        self._log(WARNING, text, self._replica.broker_id, self._of.planned.queue, error)
 
     def log_checked(self, answer: PullResult | None) -> None:
         """Keep the answer to the pull of ``ReadRange.newest``; None if the pull failed."""
@@ -476,6 +489,7 @@ class RangeWindow:
         body = result.body
         self.segments.answered(task.segment_id, task.queue_offset, result.next_begin_offset, body)
         if body:
+            self._has_masters_messages |= task.broker_id == MASTER_ID
             self.answers += 1
             self.answered_after_s += now_s - task.sent_at_s
         self.bounds = result.min_offset, result.max_offset
