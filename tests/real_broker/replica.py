@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 
 from tests.real_broker import broker_conf, plain_remoting
 from tests.real_broker.artifacts import compile_java, fetch_jars
-from tests.real_broker.errors import HarnessError
 from tests.real_broker.homes import new_home
 from tests.real_broker.java_process import java_command, java_environment
 from tests.real_broker.ports import free_ports
-from tests.real_broker.server import PortTaken, Server
+from tests.real_broker.server import Server, started
 
 REPLICA_ID = 1
-_BIND_ATTEMPTS = 3
 _HEAP = ("-Xms384m", "-Xmx512m", "-XX:MaxDirectMemorySize=256m")
 _GET_ALL_TOPIC_CONFIG, _UPDATE_BROKER_CONFIG = 21, 25
 _VIP, _LISTEN, _HA = -2, 0, 1
@@ -41,16 +39,8 @@ def replica(
         topics = home / "store" / "config" / "topics.json"
         topics.parent.mkdir(parents=True)
         topics.write_bytes(plain_remoting.call(master_address, _GET_ALL_TOPIC_CONFIG).body)
-        for _ in range(_BIND_ATTEMPTS):
-            server = _replica(name_servers, broker_name, home)
-            stack.callback(server.kill)
-            server.start()
-            with suppress(PortTaken):
-                server.await_start(partial(lambda one: is_up(one.address), server))
-                break
-        else:
-            raise HarnessError(f"No free ports were found in {_BIND_ATTEMPTS} attempts to start a replica.")
-        yield server
+        make = partial(_replica, name_servers, broker_name, home)
+        yield started(make, lambda server: is_up(server.address), stack)
 
 
 def _replica(name_servers: str, broker_name: str, home: Path) -> Server:

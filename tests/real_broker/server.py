@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from tests.real_broker.errors import HarnessError
@@ -12,6 +14,7 @@ from tests.real_broker.java_process import JavaProcess
 
 _START_TIMEOUT_S = 180.0
 _POLL_S = 0.05
+_BIND_ATTEMPTS = 3
 
 
 class PortTaken(Exception):
@@ -74,3 +77,21 @@ class Server:
 
     def _log_tail(self) -> str:
         return "" if self.process is None else self.process.log_tail()
+
+
+def started(make: Callable[[], Server], is_up: Callable[[Server], bool], stack: ExitStack) -> Server:
+    """Return a server for which ``is_up`` holds; ``make`` is called again if its port was taken.
+
+    ``stack`` kills it.
+
+    Raises:
+        HarnessError: If three ports in a row were taken, or the server did not come up.
+    """
+    for _ in range(_BIND_ATTEMPTS):
+        server = make()
+        stack.callback(server.kill)
+        server.start()
+        with suppress(PortTaken):
+            server.await_start(partial(is_up, server))
+            return server
+    raise HarnessError(f"No free ports were found in {_BIND_ATTEMPTS} attempts to start a server.")
