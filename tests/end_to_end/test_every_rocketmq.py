@@ -50,7 +50,7 @@ class Place(NamedTuple):
 
     cluster: ClusterUnderTest
     servers: str
-    """What users give as ``nameServers``."""
+    """The users' ``nameServers``."""
 
     @property
     def is_proxy(self) -> bool:

@@ -33,7 +33,7 @@ def test_names_are_wrapped_and_unwrapped_as_java_does(vector: dict[str, Any]) ->
     "topic",
     [
         *golden("numbers.json")["system_topics"],
-        # Those of 5.5.0.
+        # New in 5.5.0.
         "RMQ_SYS_ROCKSDB_TRANS_HALF_TOPIC",
         "RMQ_SYS_ROCKSDB_TRANS_OP_HALF_TOPIC",
     ],
