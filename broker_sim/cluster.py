@@ -22,8 +22,8 @@ from broker_sim.clouds import CloudRules, InCloud
 from broker_sim.connection import PLAIN, ServerTls
 from broker_sim.faults import FaultScript
 from broker_sim.layout import UNKNOWN_HOST
-from broker_sim.machines import MASTER_ID, BrokerMachines
-from broker_sim.nameserver import NameServer
+from broker_sim.machines import BrokerMachines
+from broker_sim.nameserver import MASTER_ID, NameServer
 from broker_sim.security import AccessControl, Guarded, User
 from broker_sim.server import Endpoint, EndpointServer
 from broker_sim.settings import BrokerSettings

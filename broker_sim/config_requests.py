@@ -146,6 +146,7 @@ def handle_config(state: BrokerState, command: RemotingCommand) -> RemotingComma
         "brokerId": "0",
         "brokerIP1": state.host.ip,
         "brokerName": state.name,
+        "brokerRole": "ASYNC_MASTER",
         "defaultTopicQueueNums": str(state.settings.default_queues),
         "listenPort": str(state.host.port),
         **{name: setting.show(state.settings) for name, setting in _SETTINGS.items()},

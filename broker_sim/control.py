@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 from broker_sim.cluster import AsyncCluster
-from broker_sim.machines import MASTER_ID
+from broker_sim.nameserver import MASTER_ID
 
 _Command = Callable[..., Awaitable[Mapping[str, object]]]
 _DONE: Mapping[str, object] = {}

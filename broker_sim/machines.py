@@ -16,7 +16,7 @@ from broker_sim.bodies import SubscriptionGroupConfig
 from broker_sim.broker import Broker
 from broker_sim.layout import Host, read_stored, tag_hash
 from broker_sim.message_store import MessageStore
-from broker_sim.nameserver import NameServer
+from broker_sim.nameserver import MASTER_ID, NameServer
 from broker_sim.replies import Outgoing, Peer, Refused, in_json, reply
 from broker_sim.server import Endpoint, EndpointServer
 from broker_sim.settings import BrokerSettings
@@ -41,7 +41,6 @@ _NOT_AVAILABLE = (
     "service not available now. It may be caused by one of the following reasons: the broker's disk is full, "
     "messages are put to the slave, message store has been shut down, etc."
 )
-MASTER_ID = 0
 Serve = Callable[[Endpoint, Callable[[], None]], EndpointServer]
 """Function that creates the server of an endpoint (its first argument).
 
@@ -125,9 +124,19 @@ class Role:
             except Refused as refused:
                 answer = in_json(reply(command, refused.code, refused.remark))
                 return [] if command.is_oneway else [Outgoing(peer, answer, command.code)]
+        if command.code == RequestCode.GET_BROKER_CONFIG:
+            return [self._as_slave(each) for each in self._broker.handle(peer, command)]
         if command.code not in _PULLS:
             return self._broker.handle(peer, command)
         return self._pull(peer, command)
+
+    def _as_slave(self, shown: Outgoing) -> Outgoing:
+        """Return the broker's configuration, with the slave's id and role if this is one."""
+        if not self._is_slave:
+            return shown
+        body = shown.command.body.replace(b"brokerId=0\n", b"brokerId=%d\n" % self.broker_id)
+        body = body.replace(b"brokerRole=ASYNC_MASTER\n", b"brokerRole=SLAVE\n")
+        return shown._replace(command=replace(shown.command, body=body))
 
     def connection_closed(self, peer: Peer) -> list[Outgoing]:
         """Report the closed connection to the broker."""

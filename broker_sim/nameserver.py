@@ -19,11 +19,13 @@ from pyspark_rocketmq.wire.fastjson import dumps_java
 from pyspark_rocketmq.wire.requests.header_fields import from_ext_fields
 from pyspark_rocketmq.wire.requests.headers import GetRouteInfoRequestHeader
 
+MASTER_ID = 0
 ORDER_TOPIC_CONFIG = "ORDER_TOPIC_CONFIG"
 """Namespace of the key-value table that holds ``broker-a:4;broker-b:4`` for ordered topics."""
 
 _OLDEST_WITH_STANDARD_JSON = 401  # V4_9_4
 _ORDER_MESSAGE_ENABLE = "orderMessageEnable"
+_SUPPORT_ACTING_MASTER = "supportActingMaster"
 _UNCHANGEABLE = frozenset({"configBlackList", "configStorePath", "kvConfigPath", "rocketmqHome"})
 
 
@@ -66,6 +68,7 @@ class NameServer:
             "enableAllTopicList": "true",
             "enableTopicList": "true",
             "returnOrderTopicConfigToBroker": "true",
+            _SUPPORT_ACTING_MASTER: "false",
         }
         self._handlers: Mapping[int, Callable[[RemotingCommand], RemotingCommand]] = {
             RequestCode.GET_ROUTEINFO_BY_TOPIC: self._answer_route,
@@ -131,11 +134,22 @@ class NameServer:
         for name, registration in sorted(self._brokers.items()):
             config = self._topic(name, topic)
             if config is not None:
-                brokers.append(_broker_data(name, registration.addresses))
-                queues.append(_queue_data(name, config, self._perm(name, config)))
+                addresses, perm = registration.addresses, self._perm(name, config)
+                if MASTER_ID not in addresses and self._is_true(_SUPPORT_ACTING_MASTER):
+                    # As if all brokers had enableSlaveActingMaster.
+                    lowest = min(addresses)
+                    addresses = {MASTER_ID: addresses[lowest], **addresses}
+                    del addresses[lowest]
+                    perm &= ~PERM_WRITE
+                brokers.append(_broker_data(name, addresses))
+                queues.append(_queue_data(name, config, perm))
         if not brokers:
             return None
-        order = self._tables.get(ORDER_TOPIC_CONFIG, {}).get(topic) if self._shows_order else None
+        order = (
+            self._tables.get(ORDER_TOPIC_CONFIG, {}).get(topic)
+            if self._is_true(_ORDER_MESSAGE_ENABLE)
+            else None
+        )
         return TopicRoute(brokers=tuple(brokers), queues=tuple(queues), order_topic_conf=order)
 
     def handle(self, peer: Peer, command: RemotingCommand) -> list[Outgoing]:
@@ -167,9 +181,8 @@ class NameServer:
 
     # --- topics and brokers --------------------------------------------------------------------------------
 
-    @property
-    def _shows_order(self) -> bool:
-        return self._config[_ORDER_MESSAGE_ENABLE].lower() == "true"
+    def _is_true(self, setting: str) -> bool:
+        return self._config[setting].lower() == "true"
 
     def _topic(self, broker_name: str, topic: str) -> Topic | None:
         """Return a live broker's topic.

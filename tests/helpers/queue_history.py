@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -24,7 +24,7 @@ from pyspark_rocketmq.consume.part import Part, QueueAck
 from pyspark_rocketmq.consume.planning import ReadLimits, plan_ranges
 from pyspark_rocketmq.consumer import batch as batch_module
 from pyspark_rocketmq.consumer.batch import BatchRunner, Job
-from pyspark_rocketmq.errors import SinkMoved
+from pyspark_rocketmq.errors import RocketMQError, SinkMoved
 from pyspark_rocketmq.model import BrokerAddress, MessageQueue, QueueBounds, QueueRange, QueueState
 from pyspark_rocketmq.offsets.open import MemoryOffsetStore
 from pyspark_rocketmq.offsets.store import CommitResult, OffsetRow, QueueCommit
@@ -128,6 +128,11 @@ class Log(MessageLookup):
         self, places: Mapping[MessageQueue, int], addresses: Mapping[str, BrokerAddress]
     ) -> dict[MessageQueue, Any]:
         return {queue: Found(self.bounds, self.last_message(offset)) for queue, offset in places.items()}
+
+    def at_slaves(
+        self, queues: Iterable[MessageQueue], addresses: Mapping[str, BrokerAddress]
+    ) -> dict[MessageQueue, RocketMQError]:
+        return {}
 
     def resets(self) -> dict[MessageQueue, int]:
         return {}

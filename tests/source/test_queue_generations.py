@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, Never
 
 import pytest
 
 from pyspark_rocketmq.errors import (
+    BrokerOffsetUnavailable,
     ConnectFailed,
     DataLoss,
     LogTailLost,
@@ -40,6 +41,8 @@ class FakeLog(MessageLookup):
         self.failures: dict[MessageQueue, RocketMQError] = {}
         """Errors of single queues."""
         self.looks: list[dict[MessageQueue, int]] = []
+        self.slaves: set[str] = set()
+        """Brokers that are slaves, although routes name them as masters."""
 
     def bounds(self, queue: MessageQueue) -> tuple[int, int]:
         first = self.first.get(queue, 0)
@@ -66,6 +69,12 @@ class FakeLog(MessageLookup):
             )
             for queue, offset in places.items()
         }
+
+    def at_slaves(
+        self, queues: Iterable[MessageQueue], addresses: Mapping[str, BrokerAddress]
+    ) -> dict[MessageQueue, RocketMQError]:
+        error = BrokerOffsetUnavailable("it is a slave")
+        return {queue: error for queue in queues if queue.broker_name in self.slaves}
 
     def resets(self) -> dict[MessageQueue, int]:
         told, self.told = self.told, {}
@@ -214,6 +223,47 @@ def test_it_is_found_when_the_topic_was_out_of_sight_for_a_moment() -> None:
 
     assert scenario.next() == [(A0, 0, 4)]
     assert scenario.generations() == {A0: 1, A1: 0}
+
+
+@pytest.mark.parametrize("fails", ["true", "false"])
+@pytest.mark.parametrize(
+    "at_slave", [[1, 2, 3], [1, 2, 3, 4, 5, 100], []], ids=["behind", "another", "empty"]
+)
+def test_a_slave_that_is_listed_as_master_proves_no_loss(at_slave: list[int], fails: str) -> None:
+    """F4, L3: a name server lists it while the master is down, and a route may be old."""
+    scenario = Scenario({A0: [1, 2, 3, 4, 5, 6], B0: [1]}, failOnDataLoss=fails)
+    scenario.consume_all()
+    scenario.restart()
+    scenario.log.stored |= {A0: at_slave, B0: [1, 2]}
+    scenario.log.slaves = {"broker-a"}
+
+    assert scenario.next() == [(B0, 1, 2)]
+    assert "it is a slave" in str(scenario.planning.planner._waiting()[A0])
+    scenario.log.stored[A0] = [1, 2, 3, 4, 5, 6, 7]
+    scenario.log.slaves.clear()
+    assert scenario.next() == [(A0, 6, 7)]
+    assert scenario.generations() == {A0: 0, B0: 0}
+
+
+@pytest.mark.parametrize("fails", ["true", "false"])
+@pytest.mark.parametrize("first", [0, 6], ids=["behind", "without the beginning"])
+def test_a_plain_stream_counts_nothing_as_lost_by_a_slave_that_is_listed_as_master(
+    first: int, fails: str
+) -> None:
+    """F4, L3"""
+    log = FakeLog()
+    log.stored = {A0: [1, 2, 3, 4]}
+    planning = Planning({A0: (0, 4)}, message_lookup=log, failOnDataLoss=fails)
+    assert planning.next() == [(A0, 0, 4)]
+    log.slaves = {"broker-a"}
+    log.first[A0], log.stored[A0] = first, [1, 2]
+    planning.view.bounds[A0] = log.bounds(A0)
+
+    assert planning.next() is None
+    log.slaves.clear()
+    log.first[A0], log.stored[A0] = 0, [1, 2, 3, 4, 5]
+    planning.view.bounds[A0] = (0, 5)
+    assert planning.next() == [(A0, 4, 5)]
 
 
 @pytest.mark.parametrize("grown", [0, 2, 9], ids=["not grown", "grown", "grown past the old end"])

@@ -20,9 +20,11 @@ from pyspark_rocketmq.offsets.open import MemoryOffsetStore
 from pyspark_rocketmq.options.read import ReadOptions
 from pyspark_rocketmq.source.cluster_view import ClusterView
 from pyspark_rocketmq.source.fetcher import Fetcher
+from pyspark_rocketmq.wire.codes import RequestCode, ResponseCode
 from tests.helpers.batch_read import planned_batch, read_batch
 from tests.helpers.group_query import GroupQuery
 from tests.helpers.wait import PATIENCE_S, wait_until
+from tests.real_broker import plain_remoting
 from tests.source.conftest import Topics
 from tests.source.test_planner import A0, B0, Planning
 from tests.source.test_queue_generations import Scenario
@@ -410,6 +412,36 @@ def test_a_promoted_slave_without_the_tail_is_recognised_behind_a_slave_that_was
         wait_until(stream.plan)
 
 
+@pytest.fixture
+def acting_master(sim: SimCluster) -> None:
+    """A name server that lists a slave as master while the master is down."""
+    changed = plain_remoting.call(
+        sim.name_servers, RequestCode.UPDATE_NAMESRV_CONFIG, body=b"supportActingMaster=true\n"
+    )
+    assert changed.code == ResponseCode.SUCCESS
+
+
+@pytest.mark.usefixtures("acting_master")
+@pytest.mark.parametrize("fails", ["true", "false"])
+def test_a_stream_waits_for_what_a_slave_lacks_that_is_listed_as_master(
+    sim: SimCluster, fails: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """F4, L3: as with the master away; RocketMQ's acting master."""
+    topics = Topics(sim)
+    topic = topics.make(5)
+    stream = topics.stream(topic, routeRefreshMs="1", failOnDataLoss=fails)
+    sim.set_replica_lag("broker-a", 2)
+    topics.put(topic, 0, 5)
+    assert stream.next_offsets() == {queue_of(topic): list(range(10))}
+    sim.stop_broker("broker-a")
+
+    assert [stream.plan() for _ in range(3)] == [False, False, False]
+    assert f"{sim.replica_address('broker-a')} is listed as its master, but is a slave" in caplog.text
+    sim.start_broker("broker-a")
+    topics.put(topic, 0, 1)
+    assert stream.next_offsets() == {queue_of(topic): [10]}
+
+
 class Member:
     """A running concurrent member of a group."""
 
@@ -461,6 +493,37 @@ def test_a_concurrent_group_goes_on_at_the_slave_and_then_at_the_master(
         topics.put(topic, 0, 1)
         assert consumed(member, 1 + lag) == list(range(12 - lag, 13))
         assert member.consume() == []
+    finally:
+        member.query.member.stop(PATIENCE_S)
+
+
+@pytest.mark.usefixtures("acting_master")
+@pytest.mark.parametrize("fails", ["true", "false"])
+@pytest.mark.parametrize("orderly", ["true", "false"])
+def test_a_group_goes_on_at_a_slave_that_is_listed_as_master_and_waits_for_what_it_lacks(
+    sim: SimCluster, pool: ChannelPool, fails: str, orderly: str
+) -> None:
+    """F4, L3: as far as Java's members do, without correcting an offset."""
+    topics = Topics(sim)
+    topic = topics.make(5)
+    member = Member(sim, topic, pool, failOnDataLoss=fails, consumeOrderly=orderly, routeRefreshMs="1")
+    try:
+        assert consumed(member, 5) == list(range(5))
+        topics.put(topic, 0, 3)
+        sim.stop_broker("broker-a")
+        assert consumed(member, 3) == [5, 6, 7]
+        sim.start_broker("broker-a")
+        sim.set_replica_lag("broker-a", 2)
+        topics.put(topic, 0, 4)
+        assert consumed(member, 4) == [8, 9, 10, 11]
+
+        sim.stop_broker("broker-a")
+        assert [member.consume() for _ in range(3)] == [[], [], []]
+        row = member.store.read("g")[queue_of(topic)]
+        assert (row.next_offset, row.generation) == (12, 0)
+        sim.start_broker("broker-a")
+        topics.put(topic, 0, 1)
+        assert consumed(member, 1) == [12]
     finally:
         member.query.member.stop(PATIENCE_S)
 

@@ -16,6 +16,7 @@ from dataclasses import replace
 from typing import Final, TypeVar
 
 from pyspark_rocketmq.client.calls import BrokerCalls, command_of
+from pyspark_rocketmq.client.identity import WHO, is_slave_in
 from pyspark_rocketmq.client.names import Names
 from pyspark_rocketmq.client.pool import ChannelPool
 from pyspark_rocketmq.clock import Clock, Deadline
@@ -233,6 +234,10 @@ class BrokerClient:
         header = headers.TopicRequestHeader(topic=self._names.named(topic))
         answer = self._calls.ask(address, RequestCode.GET_TOPIC_STATS_INFO, header, broker_name)
         return self._names.bare_queues(decode_topic_stats(answer.body))
+
+    def is_slave(self, address: str, broker_name: str) -> bool:
+        """Return whether the broker is a slave now; False if its configuration has no role."""
+        return is_slave_in(self._calls.call(address, WHO, broker_name=broker_name))
 
     def is_compacted(self, address: str, topic: str) -> bool:
         """Return whether the broker keeps only the newest message of each key.

@@ -1,4 +1,4 @@
-"""Ask each server for its broker name, because an address does not identify a broker.
+"""Ask each server for its broker name, because an address does not identify a broker; and read its role.
 
 A broker that restarts may get an address that another broker had. Routes are up to 30 s old then, and name
 servers' data up to two minutes. So a connection asks for the server's name before the first request for a
@@ -38,6 +38,8 @@ _ASKED_AGAIN_S: Final = 60.0
 """Seconds after which a server that refused is asked again: the fault may pass, or rights may be granted."""
 _NAME: Final = re.compile(rb"^brokerName=(.*?)\r?$", re.MULTILINE)
 
+_SLAVE: Final = re.compile(rb"^brokerRole=SLAVE\r?$", re.MULTILINE)
+
 _warned: set[str] = set()
 """Addresses for which this process has logged that their servers do not give their names."""
 
@@ -55,6 +57,11 @@ def name_in(answer: RemotingCommand, address: str) -> str:
         return UNKNOWN
     found = _NAME.search(answer.body)
     return UNKNOWN if found is None else found[1].decode(errors="replace")
+
+
+def is_slave_in(answer: RemotingCommand) -> bool:
+    """Return whether the broker's answer to :data:`WHO` shows that it is a slave now."""
+    return _SLAVE.search(answer.body) is not None
 
 
 def check_name(address: str, is_named: str, wanted: str) -> None:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
 from pyspark_rocketmq.client.broker import BrokerClient
-from pyspark_rocketmq.client.cluster import Cluster, outcomes_at_queues
+from pyspark_rocketmq.client.cluster import Cluster, at_brokers, outcomes_at_queues
 from pyspark_rocketmq.client.pool import ChannelPool
 from pyspark_rocketmq.clock import Clock
 from pyspark_rocketmq.consume.not_now import Rests
@@ -131,6 +131,38 @@ class MessageLookup:
 
         found = self._brokers.search_offset(address, queue, timestamp + 1)
         return first_stored_at(timestamp + 1, found, bounds, stored_ms)
+
+    def at_slaves(
+        self, queues: Iterable[MessageQueue], addresses: Mapping[str, BrokerAddress]
+    ) -> dict[MessageQueue, RocketMQError]:
+        """Return the queues whose broker is a slave although its route names it as master, with errors.
+
+        While a master is down, a name server with ``supportActingMaster`` names a slave in its place, and a
+        route may still name a master that has become a slave. Messages that such a broker lacks are not lost.
+        A broker that does not answer is counted as a slave; one that refuses to show its role is not.
+        Source: ``RouteInfoManager.pickupTopicRouteData``.
+        """
+        of_broker: dict[str, list[MessageQueue]] = {}
+        for queue in sorted(queues):
+            of_broker.setdefault(queue.broker_name, []).append(queue)
+        troubles = at_brokers(of_broker.keys(), lambda name: self._trouble(name, addresses[name]))
+        return {
+            queue: trouble
+            for name, trouble in troubles.items()
+            if trouble is not None
+            for queue in of_broker[name]
+        }
+
+    def _trouble(self, broker_name: str, address: BrokerAddress) -> RocketMQError | None:
+        try:
+            if not self._brokers.is_slave(address, broker_name):
+                return None
+        except RocketMQError as error:
+            return error if error.retryable else None
+        return BrokerOffsetUnavailable(
+            f"Broker {broker_name}: {address} is listed as its master, but is a slave, which may lack "
+            "messages. Queues of which it lacks some wait for their master."
+        )
 
     def _at(self, queue: MessageQueue, offset: int, address: BrokerAddress) -> Found:
         found = found_at(self._brokers, self._group, queue, offset, address)

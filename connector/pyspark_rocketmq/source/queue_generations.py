@@ -3,7 +3,8 @@
 A generation is one log of a queue; generations are numbered. Whether the log is another one is detected by
 single messages. In a group these are not looked up for each batch, only after a claim or a reset of a queue,
 when its bounds look as if its log had changed, and when its broker did not answer before. A slave is read
-instead of a master only if it has the log consumed so far.
+instead of a master only if it has the log consumed so far; one that its route names as master decides
+nothing.
 """
 
 from __future__ import annotations
@@ -144,6 +145,9 @@ class QueueGenerations:
             # The queue's master is back; when it is down again, the slave is checked again.
             del self._copied[queue]
         suspects = [queue for queue in rows if self._is_suspect(rows[queue], snapshot.bounds[queue])]
+        outside = [queue for queue in suspects if not snapshot.bounds[queue].allow(rows[queue].next_offset)]
+        at_slaves = self._lookup.at_slaves(outside, snapshot.addresses) if outside else {}
+        suspects = [queue for queue in suspects if queue not in at_slaves]
         standings = {queue: self._standing(rows[queue]) for queue in suspects}
         places = {
             queue: standing.place_to_look_at()
@@ -158,7 +162,7 @@ class QueueGenerations:
             lambda queue: self._decide(rows[queue], standings[queue], found[queue], snapshot),
         )
         known, not_now = sorted_out(decided, has_worked=has_worked)
-        waiting |= not_now
+        waiting |= {**not_now, **at_slaves}
         self._note_ends(rows, suspects, known)
         beginnings = {
             queue: NewGeneration(rows[queue].epoch, following.next_offset, following.boundary)
@@ -303,7 +307,7 @@ class QueueGenerations:
             DataLoss: If ``failOnDataLoss`` is true, messages of the queue are lost, and nobody has moved the
                 group since. If it is false, only LostBehindSink is raised: only a sink's watermark shows the
                 loss, so the first new message cannot be found.
-            RocketMQError: If the broker did not show a message that must be compared.
+            RocketMQError: If the broker did not show a message that must be compared, or is a slave.
         """
         queue = row.queue
         change = self._change(queue, standing, found, snapshot)
@@ -317,6 +321,8 @@ class QueueGenerations:
             return following
         if ahead is not None and following.boundary == ahead:
             return following
+        for trouble in self._lookup.at_slaves([queue], snapshot.addresses).values():
+            raise trouble
         place = standing.place_to_look_at()
         if not following.is_certain:
             # The queue may have grown past this place by the time an operator resets the group.
@@ -437,6 +443,13 @@ class CheckpointGenerations:
         remade, silent = self._made_again(previous, snapshot, times)
         self._seen -= {was.queue for was in previous if _place_of(was.queue) in remade}
         self.waiting = {was.queue: silent[at] for was in previous if (at := _place_of(was.queue)) in silent}
+        outside = [
+            was.queue
+            for was in previous
+            if (bounds := snapshot.bounds.get(was.queue)) is not None and not bounds.allow(was.end)
+        ]
+        if outside:
+            self.waiting |= self._lookup.at_slaves(outside, snapshot.addresses)
         self.waiting |= self._look(
             [was for was in previous if was.queue not in self.waiting], snapshot, times
         )
@@ -534,6 +547,9 @@ class CheckpointGenerations:
             # The broker answered with a reset, which a plain stream does not follow.
             message = self._lookup.message_at(queue, place, snapshot, found.bounds)
         is_another = message is not None and message.store_timestamp > stored_by_ms
+        if is_another:
+            for trouble in self._lookup.at_slaves([queue], snapshot.addresses).values():
+                raise trouble
         if is_another and self._fails:
             raise OffsetsBeganAgain(str(queue), place, found.available)
         if not is_another and place < found.bounds.max_offset:
