@@ -1,9 +1,9 @@
 """The tests in several processes at a time, each of which takes the next file that no other has taken.
 
     python -m tests.at_once           # what `make test` runs: the tests that are not marked ``long``
-    python -m tests.at_once --sparks  # what CI runs: the same, and beside them `make spark-test`
-    python -m tests.at_once --long    # what `make long-test` runs: those that are
-    python -m tests.at_once --all     # what `make all-tests` runs: both, and beside them `make spark-test`
+    python -m tests.at_once --sparks  # what CI runs: the same, and `make spark-test` for the oldest and newest
+    python -m tests.at_once --long    # what `make long-test` runs: those that are, and the rest of `spark-test`
+    python -m tests.at_once --all     # what `make all-tests` runs: all of them
 
 Much of their time is waited for, so they use both cores of a small machine only together. A process has a
 Spark session or never has one; whoever finds nothing left of its kind starts another process for the other
@@ -33,10 +33,14 @@ from tests.helpers.taken_files import RUN, TAKEN_FOLDER, Taken
 _SHORT = "not long"
 _CHOICES = {"--sparks": _SHORT, "--long": "long", "--all": "(long or not long)"}
 """Options, and the tests that they choose."""
-_WITH_OTHER_SPARKS = frozenset({"--sparks", "--all"})
-"""Options with which other Sparks are tested, too; CI has done so before anybody runs only the long tests."""
+_SPARK_TEST = ("make", "--no-print-directory", "spark-test")
+_OTHERS = {
+    "--sparks": (*_SPARK_TEST, "SPARKS=4.0 4.3", "PYTHONS=--ends"),
+    "--long": (*_SPARK_TEST, "SPARKS=4.1"),
+    "--all": _SPARK_TEST,
+}
+"""Options, and the command that tries other Sparks and Pythons beside the tests."""
 _WITH_SPARK, _WITHOUT = "spark", "not spark"
-_OTHER_SPARKS = ("make", "--no-print-directory", "spark-test")
 _LONGEST_S = 75 * 60.0
 """Maximum duration of a run without the long tests."""
 _LONGEST_WITH_WORLDS_S = 180 * 60.0
@@ -54,19 +58,15 @@ def main(arguments: list[str]) -> int:
         marker = ["-m", chosen] if options else []
         return subprocess.call([sys.executable, "-m", "pytest", *marker, *for_pytest])
     with TemporaryDirectory(prefix="tests-") as folder:
-        return _run(chosen, Path(folder), other_sparks=not _WITH_OTHER_SPARKS.isdisjoint(options))
+        return _run(chosen, Path(folder), _OTHERS[options[0]] if options else None)
 
 
-def _run(chosen: str, folder: Path, *, other_sparks: bool) -> int:
+def _run(chosen: str, folder: Path, others: Sequence[str] | None = None) -> int:
     lines = [Line("with Spark", folder, chosen), Line("without Spark", folder, chosen)]
     of_kinds: list[list[str | Sequence[str]]] = [[_WITH_SPARK, _WITHOUT], [_WITHOUT, _WITH_SPARK]]
-    if other_sparks:
+    if others is not None:
         lines.append(Line("other Sparks", folder, chosen))
-        of_kinds.append([_OTHER_SPARKS, _WITHOUT, _WITH_SPARK])
-    elif chosen != _SHORT:
-        # The long tests wait more than others, for processes that die or fall silent.
-        lines.append(Line("also without Spark", folder, chosen))
-        of_kinds.append([_WITHOUT, _WITH_SPARK])
+        of_kinds.append([others, _WITHOUT, _WITH_SPARK])
 
     def on_signal(number: int, _: object) -> None:
         for line in lines:

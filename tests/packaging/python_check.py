@@ -1,12 +1,13 @@
 """Tries the wheel on every Python found here, with the lowest and the highest packages that it allows.
 
-    python -m tests.packaging.python_check WHEEL
+    python -m tests.packaging.python_check [--ends] WHEEL
 
 Of each Python an environment is made with the lowest packages for which there is a file, and one with the
 newest; a selection of the pure tests runs there against the installed wheel, and a read and a sink's commits
 against the simulator. Into another environment of the newest Python ``WHEEL[spark]`` is installed as users
 do, for the README's consumer and a batch read. It prints what was tried, and which Pythons are not here; it
-fails without the Python that runs it and, where ``CI=true``, without the newest.
+fails without the Python that runs it and, where ``CI=true``, without the newest. With ``--ends`` it tries
+only the lowest packages on the oldest Python, and the newest ones on the newest.
 """
 
 from __future__ import annotations
@@ -143,24 +144,29 @@ class Trial:
         return str(folder / "bin" / "uv")
 
 
-def tried(wheel: Path, root: Path) -> Iterator[str]:
-    """Try everything; a line for each."""
+def tried(wheel: Path, root: Path, *, only_ends: bool = False) -> Iterator[str]:
+    """Try everything, or ``only_ends``; a line for each."""
     found = pythons(os.environ["PATH"], Path.home())
     lacking = needed(is_strict=os.environ.get("CI", "").lower() == "true") - found.keys()
     if lacking:
         raise SystemExit(f"Not found here, on PATH or of pyenv: Python {named(lacking)}. Install it first.")
-    trial = Trial(root, wheel)
+    trial, newest = Trial(root, wheel), max(found)
     for minor, python in found.items():
         if minor < _OLDEST:
             yield f"Python 3.{minor}: {trial.refusal(python)}"
             continue
-        for resolution in ("lowest-direct", "highest"):
+        for resolution in _resolutions(minor, newest, only_ends=only_ends):
             yield f"Python 3.{minor} {resolution}: {trial.tests(minor, python, resolution)}"
     missing = [minor for minor in range(_OLDEST, _NEWEST + 1) if minor not in found]
     if missing:
         yield f"not found here, so not tried: Python {named(missing)}"
-    newest = max(found)
     yield f"Python 3.{newest} with WHEEL[spark]: {trial.readme(found[newest])}"
+
+
+def _resolutions(minor: int, newest: int, *, only_ends: bool) -> Sequence[str]:
+    if not only_ends:
+        return "lowest-direct", "highest"
+    return [*(["lowest-direct"] if minor == _OLDEST else []), *(["highest"] if minor == newest else [])]
 
 
 def _clean() -> Mapping[str, str]:
@@ -194,8 +200,8 @@ def _run(
 
 
 if __name__ == "__main__":
-    (built,) = map(Path, sys.argv[1:])
+    *options, built = sys.argv[1:]
     with tempfile.TemporaryDirectory(prefix="pythons-") as work:
-        for line in tried(built, Path(work)):
+        for line in tried(Path(built), Path(work), only_ends=options == ["--ends"]):
             sys.stdout.write(f"{line}\n")
             sys.stdout.flush()

@@ -47,3 +47,27 @@ def test_a_check_without_this_python_or_in_ci_the_newest_fails(
 
     with pytest.raises(SystemExit, match=f"Python {named(lacking)}. Install") if lacking else nullcontext():
         list(tried(tmp_path, tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("only_ends", "expected"),
+    [
+        (False, ["3.11 low", "3.11 high", "3.12 low", "3.12 high", "3.13 low", "3.13 high"]),
+        (True, ["3.11 low", "3.13 high"]),
+    ],
+)
+def test_the_ends_are_the_lowest_of_the_oldest_and_the_newest_of_the_newest(
+    only_ends: bool, expected: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Row J4"""
+    seen: list[str] = []
+    trial = create_autospec(Trial)
+    trial.return_value.tests.side_effect = lambda minor, _, packages: seen.append(
+        f"3.{minor} {packages.removesuffix('est-direct').removesuffix('est')}"
+    )
+    monkeypatch.setattr(python_check, "pythons", lambda *_: dict.fromkeys((11, 12, 13), tmp_path))
+    monkeypatch.setattr(python_check, "Trial", trial)
+
+    list(tried(tmp_path, tmp_path, only_ends=only_ends))
+
+    assert seen == expected

@@ -74,7 +74,7 @@ class Commands:
         monkeypatch.setattr(at_once.Line, "_call", lambda line, command, *_: self.call(line, command))
 
     def call(self, line: at_once.Line, command: Sequence[str]) -> None:
-        name = next((each for each in command if "spark and" in each), command[-1])
+        name = next((each for each in command if "spark and" in each or each == "spark-test"), "")
         self.called.append(name)
         self.files += [each for each in command if each.endswith(".py")]
         line._codes.append(self._codes.get(name, 0))
@@ -101,20 +101,21 @@ def test_a_part_that_fails_fails_the_run(
 ) -> None:
     commands = Commands(codes, monkeypatch)
 
-    assert at_once._run("long", tmp_path, other_sparks=True) == expected
+    assert at_once._run("long", tmp_path, at_once._SPARK_TEST) == expected
     assert set(commands.called) == {"spark and long", "not spark and long", "spark-test"}
 
 
-@pytest.mark.usefixtures("quiet")
-def test_the_long_tests_run_in_three_processes_without_other_sparks(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    commands = Commands({}, monkeypatch)
+def test_ci_and_the_long_tests_try_every_spark_together() -> None:
+    """Row J4: what CI leaves out for its time, the long tests try."""
+    given = {
+        name: dict(each.split("=", 1) for each in command[3:]) for name, command in at_once._OTHERS.items()
+    }
+    every = re.search(r"^SPARKS +\?= (.*)$", (REPO / "Makefile").read_text(), re.MULTILINE)
+    assert every is not None
 
-    assert at_once._run("long", tmp_path, other_sparks=False) == 0
-    assert sorted(commands.called)[:2] == ["not spark and long"] * 2
-    assert "spark and long" in commands.called
-    assert "spark-test" not in commands.called
+    assert sorted([*given["--sparks"]["SPARKS"].split(), given["--long"]["SPARKS"]]) == every[1].split()
+    assert "PYTHONS" not in given["--long"]
+    assert given["--all"] == {}
 
 
 @pytest.mark.usefixtures("quiet")
@@ -127,7 +128,7 @@ def test_who_has_done_its_kind_helps_with_the_other_while_files_are_left(
     of_others.begin(20, ["tests/a/test_a.py"])
     of_others.take("tests/a/test_a.py")
 
-    assert at_once._run("not long", tmp_path, other_sparks=False) == 0
+    assert at_once._run("not long", tmp_path) == 0
     assert sorted(commands.called) == ["not spark and not long", *["spark and not long"] * 2]
     assert commands.files == ["tests/a/test_a.py", "tests/a/test_b.py"]
 
