@@ -15,6 +15,7 @@ import pytest
 from tests.helpers import stacks
 from tests.helpers.backend_counts import BackendCounts
 from tests.helpers.cluster import Backend, ClusterUnderTest
+from tests.helpers.each_value import leave_to_long
 from tests.helpers.fake_clock import FakeClock
 from tests.helpers.running import running
 from tests.helpers.taken_files import TAKEN_FOLDER, Taken, TakenFiles
@@ -52,6 +53,12 @@ def pytest_configure(config: pytest.Config) -> None:
     # Of a part, tests.at_once judges.
     is_strict = not is_part and os.environ.get("CI", "").lower() == "true"
     config.pluginmanager.register(BackendCounts(is_strict=is_strict))
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    # Before pytest chooses by marks.
+    leave_to_long(items)
 
 
 def pytest_collection_finish() -> None:
