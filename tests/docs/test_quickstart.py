@@ -19,7 +19,13 @@ def page() -> list[str]:
     return [block.text for block in blocks("python") if block.page == "docs/quickstart.md"]
 
 
-@pytest.mark.parametrize("chooses", [True, False], ids=["as written", "without PYSPARK_PYTHON"])
+@pytest.mark.parametrize(
+    "chooses",
+    [
+        pytest.param(True, id="as written"),
+        pytest.param(False, id="without PYSPARK_PYTHON", marks=pytest.mark.long),
+    ],
+)
 def test_the_quick_start_runs_where_no_environment_is_activated(chooses: bool, tmp_path: Path) -> None:
     """Spark starts ``python3`` for workers, whatever runs the program; register() gives the session ours."""
     program = "\n".join(page())

@@ -120,22 +120,15 @@ class SlowQuery:
 
 @pytest.fixture(
     params=[
-        (orderly, mode, interval, False)
-        for mode, interval in (
-            (Mode.MICRO_BATCH, None),
-            (Mode.MICRO_BATCH, _INTERVAL),
-            (Mode.REAL_TIME, _INTERVAL),
-        )
-        for orderly in (True, False)
-    ]
-    + [(True, Mode.MICRO_BATCH, _INTERVAL, True)],
-    ids=[
-        *(
-            f"{kind}{how}"
-            for how in ("", "-with-commits", "-in-real-time")
-            for kind in ("orderly", "concurrent")
+        pytest.param((True, Mode.MICRO_BATCH, None, False), id="orderly"),
+        pytest.param((False, Mode.MICRO_BATCH, None, False), id="concurrent", marks=pytest.mark.long),
+        pytest.param(
+            (True, Mode.MICRO_BATCH, _INTERVAL, False), id="orderly-with-commits", marks=pytest.mark.long
         ),
-        "encrypted",
+        pytest.param((False, Mode.MICRO_BATCH, _INTERVAL, False), id="concurrent-with-commits"),
+        pytest.param((True, Mode.REAL_TIME, _INTERVAL, False), id="orderly-in-real-time"),
+        pytest.param((False, Mode.REAL_TIME, _INTERVAL, False), id="concurrent-in-real-time"),
+        pytest.param((True, Mode.MICRO_BATCH, _INTERVAL, True), id="encrypted", marks=pytest.mark.long),
     ],
 )
 def slow(

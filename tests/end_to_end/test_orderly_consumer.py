@@ -338,7 +338,7 @@ def is_second_batch(consumption: Consumption) -> bool:
     ("mode", "code", "remark"),
     [
         (Mode.MICRO_BATCH, 1, "store getMessage return null"),
-        (Mode.MICRO_BATCH, 4711, "a code of a release to come"),
+        pytest.param(Mode.MICRO_BATCH, 4711, "a code of a release to come", marks=pytest.mark.long),
         (Mode.REAL_TIME, 4711, "a code of a release to come"),
     ],
     indirect=["mode"],

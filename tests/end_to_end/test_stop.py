@@ -32,27 +32,22 @@ REAL_TIME = {"realTime": "5 minutes"}
 
 
 class Calls(NamedTuple):
-    """Kind of the calls, and how long each takes."""
+    """Kind of the calls."""
 
     answer: object
     engine: str
     trigger: Mapping[str, str]
-    call_s: float
 
     def __str__(self) -> str:
-        return f"{self.answer}-{self.engine}-{next(iter(self.trigger))}-{self.call_s}"
+        return f"{self.answer}-{self.engine}-{next(iter(self.trigger))}"
 
 
 KINDS = [
-    Calls(answer, engine, trigger, call_s)
-    for answer, engine, trigger in (
-        (ConsumeOrderlyStatus.SUCCESS, "direct", MICRO_BATCHES),
-        (ConsumeOrderlyStatus.SUCCESS, "direct", REAL_TIME),
-        (ConsumeOrderlyStatus.SUCCESS, "state", MICRO_BATCHES),
-        (ConsumeConcurrentlyStatus.CONSUME_SUCCESS, "direct", MICRO_BATCHES),
-        (ConsumeConcurrentlyStatus.CONSUME_SUCCESS, "direct", REAL_TIME),
-    )
-    for call_s in (0.03, 600.0)
+    Calls(ConsumeOrderlyStatus.SUCCESS, "direct", MICRO_BATCHES),
+    Calls(ConsumeOrderlyStatus.SUCCESS, "direct", REAL_TIME),
+    Calls(ConsumeOrderlyStatus.SUCCESS, "state", MICRO_BATCHES),
+    Calls(ConsumeConcurrentlyStatus.CONSUME_SUCCESS, "direct", MICRO_BATCHES),
+    Calls(ConsumeConcurrentlyStatus.CONSUME_SUCCESS, "direct", REAL_TIME),
 ]
 
 
@@ -96,14 +91,13 @@ def _await_ends(pids: Sequence[int]) -> None:
 
 @SIM_ONLY
 @pytest.mark.parametrize("calls", KINDS, ids=str)
+@pytest.mark.parametrize("call_s", [0.03, 600.0])
 def test_nobody_has_a_queue_of_a_stopped_query_before_the_last_call(
-    calls: Calls, spark: SparkSession, cluster: ClusterUnderTest, tmp_path: Path
+    calls: Calls, call_s: float, spark: SparkSession, cluster: ClusterUnderTest, tmp_path: Path
 ) -> None:
     """H11, B7, D1: Spark lets Python workers go on for seconds, and ends a call in hand by SIGKILL."""
     stage = Stage(cluster, tmp_path)
-    consumer = noted_consumer(
-        stage.config | {"engine": calls.engine}, call_s=calls.call_s, answer=calls.answer
-    )
+    consumer = noted_consumer(stage.config | {"engine": calls.engine}, call_s=call_s, answer=calls.answer)
     query = consumer.start(spark, checkpoint=str(tmp_path / "checkpoint"), trigger=calls.trigger)
     stage.await_call()
 
@@ -116,7 +110,7 @@ def test_nobody_has_a_queue_of_a_stopped_query_before_the_last_call(
 @pytest.mark.parametrize(
     ("end", "trigger"),
     [
-        ("killed", MICRO_BATCHES),
+        pytest.param("killed", MICRO_BATCHES, marks=pytest.mark.long),
         ("exits", MICRO_BATCHES),
         ("killed", REAL_TIME),
         pytest.param("exits", REAL_TIME, marks=pytest.mark.long),

@@ -253,6 +253,7 @@ def test_a_restore_is_noticed_and_followed(spark: SparkSession, name: str) -> No
     assert [step for *_, step in stored_in(spark, name)] == ["created", "created", "again"]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("is_late", [False, True])
 def test_a_restore_while_a_batch_runs_is_noticed(
     spark: SparkSession, name: str, is_late: bool, monkeypatch: pytest.MonkeyPatch
