@@ -29,7 +29,7 @@ from tests.helpers.cluster import REAL_ONLY, ClusterUnderTest
 from tests.helpers.group_query import SOON_S, GroupQuery, await_consumed
 from tests.helpers.partitions import changed
 from tests.helpers.wait import wait_until
-from tests.real_broker.replica import REPLICA_ID, replica, suggesting_replicas
+from tests.real_broker.replica import ACTING, REPLICA_ID, acting_masters, replica, suggesting_replicas
 from tests.real_broker.server import Server
 
 COUNT = 1000
@@ -186,6 +186,57 @@ def test_a_slave_is_read_while_its_master_is_down_and_the_tail_when_that_is_back
             consumed += [message.queue_offset for _, message in await_consumed(query, left)]
             assert consumed == list(range(COUNT + 1 + TAIL))
             assert read_offsets(options) == consumed
+        finally:
+            query.member.stop(SOON_S)
+
+
+@pytest.mark.long
+@REAL_ONLY
+def test_a_replica_that_acts_as_master_proves_no_loss(
+    cluster: ClusterUnderTest,
+    client: BrokerClient,
+    pool: ChannelPool,
+    queue: MessageQueue,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """F4, L3: an orderly group, which goes on with what the replica has and waits for what it lacks."""
+    master_address = cluster.broker_addresses["broker-b"]
+    group = cluster.unique_name("group")
+    store = MemoryOffsetStore(group, clock=SystemClock())
+    options = {
+        "topic": queue.topic,
+        "nameServers": cluster.name_servers,
+        "retryTimeoutMs": "1000",
+        "consumerGroup": group,
+        "offsetStore": store.spec,
+        "startingOffsets": "earliest",
+        "routeRefreshMs": "1",
+        "failOnDataLoss": "false",
+    }
+    with (
+        acting_masters(cluster.name_servers, master_address),
+        replica(
+            cluster.name_servers, "broker-b", master_address, has_all(client, queue), more=ACTING
+        ) as server,
+    ):
+        query = GroupQuery("one", ReadOptions.parse(options), store, pool)
+        try:
+            consumed = [message.queue_offset for _, message in await_consumed(query, COUNT)]
+            with standing_still(server):
+                send(client, master_address, queue, TAIL)
+                consumed += [message.queue_offset for _, message in await_consumed(query, TAIL)]
+                cluster.stop_broker("broker-b")
+            seen = f"{server.address} is listed as its master, but is a slave"
+            wait_until(
+                lambda: query.consumed() == {} and seen in caplog.text, reason="A plan from the replica"
+            )
+            [row] = [each for each in store.read(group).values() if each.queue == queue]
+            assert (row.next_offset, row.generation) == (COUNT + TAIL, 0)
+
+            cluster.start_broker("broker-b")
+            send(client, master_address, queue, 1)
+            consumed += [message.queue_offset for _, message in await_consumed(query, 1)]
+            assert consumed == list(range(COUNT + TAIL + 1))
         finally:
             query.member.stop(SOON_S)
 
