@@ -43,8 +43,11 @@ def brokers() -> Iterator[SimCluster]:
 
 @pytest.mark.parametrize(
     ("number", "tell", "is_driver"),
-    [(*HOW[0], False), (*HOW[1], False), (*HOW[0], True)],
-    ids=["SIGTERM to spark-submit", "Ctrl-C", "SIGTERM to the driver"],
+    [
+        pytest.param(*HOW[0], False, id="SIGTERM to spark-submit"),
+        pytest.param(*HOW[1], False, id="Ctrl-C"),
+        pytest.param(*HOW[0], True, id="SIGTERM to the driver", marks=pytest.mark.long),
+    ],
 )
 def test_a_job_that_is_to_end_waits_for_the_call_in_hand_and_commits_it(
     number: signal.Signals, tell: By, is_driver: bool, brokers: SimCluster, tmp_path: Path

@@ -88,6 +88,7 @@ def test_rows_of_killed_workers_are_there_once_in_real_time(
     kill_and_check(cluster, server, tmp_path, deaths)
 
 
+@pytest.mark.long
 def test_rows_of_a_worker_killed_in_a_micro_batch_are_there_once(
     cluster: ClusterUnderTest, server: Postgres, tmp_path: Path
 ) -> None:

@@ -52,6 +52,18 @@ import pytest
 def test_with_spark(one, other):
     pass
 
+BOTH = [pytest.param("sim", marks=pytest.mark.sim), pytest.param("real", marks=pytest.mark.real)]
+
+@pytest.mark.spark
+@pytest.mark.parametrize("backend", BOTH)
+def test_on_both(backend):
+    pass
+
+@pytest.mark.spark
+@pytest.mark.parametrize("backend", BOTH[:1])
+def test_on_one(backend):
+    pass
+
 @pytest.mark.parametrize("one", "ab")
 @pytest.mark.parametrize("other", "xy")
 def test_without(one, other):
@@ -72,7 +84,7 @@ def pytest_collection_modifyitems(items):
 def test_only_cases_with_spark_are_left_to_the_long_tests(tmp_path: Path) -> None:
     (tmp_path / "test_cases.py").write_text(_TESTS)
     (tmp_path / "conftest.py").write_text(_CONFTEST)
-    (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers =\n  spark\n  long\n")
+    (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers =\n  spark\n  driver\n  long\n  sim\n  real\n")
     command = [
         sys.executable,
         "-m",
@@ -92,6 +104,8 @@ def test_only_cases_with_spark_are_left_to_the_long_tests(tmp_path: Path) -> Non
     assert re.findall(r"::(.*)", shown) == [
         "test_with_spark[x-a]",
         "test_with_spark[y-b]",
+        "test_on_both[real]",
+        "test_on_one[sim]",
         "test_without[x-a]",
         "test_without[x-b]",
         "test_without[y-a]",
