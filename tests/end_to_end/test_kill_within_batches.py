@@ -192,13 +192,8 @@ def _check_calls(log: DeliveryLog, messages: int) -> None:
 
 
 @LONG_ON_REAL
-@pytest.mark.parametrize(
-    "trigger",
-    [
-        pytest.param(REAL_TIME, id="real time"),
-        pytest.param(MICRO_BATCHES, id="micro-batches", marks=pytest.mark.long),
-    ],
-)
+@pytest.mark.long
+@pytest.mark.parametrize("trigger", [REAL_TIME, MICRO_BATCHES], ids=["real time", "micro-batches"])
 def test_columns_of_messages_are_in_the_sink_once_after_deaths(
     cluster: ClusterUnderTest, tmp_path: Path, trigger: Mapping[str, str]
 ) -> None:

@@ -133,15 +133,12 @@ def run_all(writers: Writers, rounds: int, maintainers: Iterable[str] = ("compac
     assert has_upkeep(LogFiles(writers.uri, StorageOptions(writers.options))), "each was refused"
 
 
-MAINTAINERS = pytest.mark.parametrize(
-    # delta-rs' OPTIMIZE doubles rows beside any other one.
-    "maintainers",
-    [("maintain",), ("compact", "compact")],
-    ids=["delta-rs", "tables compact"],
-)
+# delta-rs' OPTIMIZE doubles rows beside any other one.
+BY_DELTA_RS = pytest.param(("maintain",), id="delta-rs")
+BY_TABLES = pytest.param(("compact", "compact"), id="tables compact")
 
 
-@MAINTAINERS
+@pytest.mark.parametrize("maintainers", [BY_DELTA_RS, BY_TABLES])
 @pytest.mark.timeout(PATIENCE_S)
 def test_writers_of_a_table_here_make_one_history(
     maintainers: Sequence[str], writers: Callable[..., Writers], tmp_path: Path
@@ -150,7 +147,9 @@ def test_writers_of_a_table_here_make_one_history(
     run_all(writers(str(tmp_path / "table")), 40, maintainers)
 
 
-@MAINTAINERS
+@pytest.mark.parametrize(
+    "maintainers", [pytest.param(*BY_DELTA_RS.values, id=BY_DELTA_RS.id, marks=pytest.mark.long), BY_TABLES]
+)
 @pytest.mark.timeout(PATIENCE_S)
 def test_writers_of_a_table_on_s3_make_one_history(
     maintainers: Sequence[str], writers: Callable[..., Writers], s3: Bucket
@@ -159,6 +158,7 @@ def test_writers_of_a_table_on_s3_make_one_history(
     run_all(writers(s3.uri("table"), s3.storage_options()), 10, maintainers)
 
 
+@pytest.mark.long
 @pytest.mark.timeout(PATIENCE_S)
 def test_writers_of_a_table_on_azure_make_one_history(
     writers: Callable[..., Writers], azure_server: AzureServer
