@@ -18,7 +18,7 @@ from tests.helpers.cluster import Backend, ClusterUnderTest
 from tests.helpers.each_value import leave_to_long
 from tests.helpers.fake_clock import FakeClock
 from tests.helpers.running import running
-from tests.helpers.taken_files import TAKEN_FOLDER, Taken, TakenFiles
+from tests.helpers.taken_files import REAL_CLUSTER, TAKEN_FOLDER, Taken, TakenFiles
 from tests.object_stores.server import AzureServer, Bucket, GoogleServer, S3Server
 from tests.real_broker.harness import RealCluster
 
@@ -97,9 +97,11 @@ def sim_cluster() -> Iterator[Backend]:
 
 
 @pytest.fixture(scope="session")
-def real_cluster() -> Iterator[RealCluster]:
+def real_cluster(pytestconfig: pytest.Config) -> Iterator[RealCluster]:
     """The real RocketMQ with two brokers; tests that use it carry the marker ``real``."""
-    yield from running(RealCluster(brokers=_BROKERS))
+    for cluster in running(RealCluster(brokers=_BROKERS)):
+        pytestconfig.stash[REAL_CLUSTER] = cluster
+        yield cluster
 
 
 @pytest.fixture(scope="session")

@@ -9,11 +9,15 @@ from pathlib import Path
 
 import pytest
 
+from tests.real_broker.harness import RealCluster
+
 TAKEN_FOLDER = "TAKEN_FILES_FOLDER"
 """Environment variable: folder in which processes that share tests note the files they take."""
 RUN = "run"
 """Name of the number of tests that were run, among the counts that a process leaves."""
 
+REAL_CLUSTER = pytest.StashKey[RealCluster]()
+"""The run's real RocketMQ, while it runs."""
 LONGEST = (
     "tests/end_to_end/test_connect.py",
     "tests/end_to_end/test_kill_with_spark_s_writer.py",
@@ -83,11 +87,17 @@ class Taken:
 
 
 class TakenFiles:
-    """A pytest plugin: runs the tests of each file that no other process has taken, the longest ones first."""
+    """A pytest plugin: runs the tests of each file that no other process has taken, the longest ones first.
+
+    Then come those with tests on the real RocketMQ, and after the last of them its servers end: even without
+    any request each broker takes a twentieth of a core.
+    """
 
     def __init__(self, taken: Taken) -> None:
         self._taken = taken
         self._run = 0
+        self._real_left: set[str] = set()
+        """Files with tests on the real RocketMQ that this process has not come to the end of."""
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtestloop(self, session: pytest.Session) -> bool | None:
@@ -96,6 +106,7 @@ class TakenFiles:
             return None
         files = in_order(session.items)
         self._taken.begin(len(session.items), [name for name, _ in files])
+        self._real_left = {name for name, items in files if has_real(items)}
         items = self._items(files)
         item = next(items, None)
         while item is not None:
@@ -103,6 +114,8 @@ class TakenFiles:
             following = next(items, None)
             item.config.hook.pytest_runtest_protocol(item=item, nextitem=following)
             self._run += 1
+            if not self._real_left and not (following is not None and is_real(following)):
+                self._end_real(session.config)
             if session.shouldfail:
                 raise session.Failed(session.shouldfail)
             if session.shouldstop:
@@ -118,12 +131,30 @@ class TakenFiles:
         for name, items in files:
             if self._taken.take(name):
                 yield from items
+            self._real_left.discard(name)
+
+    def _end_real(self, config: pytest.Config) -> None:
+        cluster = config.stash.get(REAL_CLUSTER, None)
+        if cluster is not None:
+            del config.stash[REAL_CLUSTER]
+            cluster.close()
 
 
 def in_order(items: Iterable[pytest.Item]) -> list[tuple[str, Sequence[pytest.Item]]]:
-    """Group the tests by file: the longest files first, the others as they were collected."""
+    """Group the tests by file: the longest files first, then those with tests on the real RocketMQ."""
     files: dict[str, list[pytest.Item]] = {}
     for item in items:
         files.setdefault(item.nodeid.partition("::")[0], []).append(item)
     first = [name for name in LONGEST if name in files]
-    return [(name, files[name]) for name in (*first, *(name for name in files if name not in first))]
+    others = sorted((name for name in files if name not in first), key=lambda name: not has_real(files[name]))
+    return [(name, files[name]) for name in (*first, *others)]
+
+
+def has_real(items: Iterable[pytest.Item]) -> bool:
+    """Return whether one of the tests needs the real RocketMQ."""
+    return any(map(is_real, items))
+
+
+def is_real(item: pytest.Item) -> bool:
+    """Return whether a test needs the real RocketMQ."""
+    return item.get_closest_marker("real") is not None

@@ -253,3 +253,52 @@ def test_processes_that_share_files_run_each_test_once(tmp_path: Path) -> None:
     counts = [json.loads(each.read_text())[RUN] for each in taken.glob("*.json")]
     assert len(counts) == 2
     assert sum(counts) == Taken(taken).collected() == 6
+
+
+_REAL_CONFTEST = """
+from pathlib import Path
+import pytest
+from tests.helpers.taken_files import REAL_CLUSTER, Taken, TakenFiles
+
+def pytest_configure(config):
+    config.pluginmanager.register(TakenFiles(Taken(Path(__file__).parent / "taken")))
+
+@pytest.fixture(scope="session")
+def real(pytestconfig):
+    class Cluster:
+        def close(self):
+            print("closed")
+    pytestconfig.stash[REAL_CLUSTER] = Cluster()
+    yield
+    print("end of run")
+"""
+_OF_FILES = {
+    "a": "def test_a(): print('a')",
+    "b": "import pytest\n@pytest.mark.real\ndef test_b(real): print('b')",
+    "c": "def test_c(): print('c')",
+    "d": "import pytest\ndef test_d1(): print('d')\n@pytest.mark.real\ndef test_d(real): print('d real')",
+}
+
+
+@pytest.mark.parametrize("taken", [(), ("d",), ("a", "b", "c")])
+def test_the_real_rocketmq_ends_after_the_last_test_that_needs_it(
+    tmp_path: Path, taken: Sequence[str]
+) -> None:
+    """Whichever files another process has taken."""
+    for name, text in _OF_FILES.items():
+        (tmp_path / f"test_{name}.py").write_text(text)
+    (tmp_path / "conftest.py").write_text(_REAL_CONFTEST)
+    (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers =\n  real\n")
+    for name in taken:
+        (tmp_path / "taken").mkdir(exist_ok=True)
+        assert Taken(tmp_path / "taken").take(f"test_{name}.py")
+
+    command = [sys.executable, "-m", "pytest", "-q", "-s", "-p", "no:cacheprovider", str(tmp_path)]
+    done = subprocess.run(
+        command, cwd=tmp_path, env=ENVIRONMENT, capture_output=True, text=True, check=True, timeout=PATIENCE_S
+    )
+
+    ran = {"b": ["b"], "d": ["d", "d real"], "a": ["a"], "c": ["c"]}
+    expected = [each for name in ("b", "d") if name not in taken for each in ran[name]]
+    expected += ["closed", *(each for name in ("a", "c") if name not in taken for each in ran[name])]
+    assert re.findall(r"^\.*(a|b|c|d|d real|closed)$", done.stdout, re.MULTILINE) == expected
