@@ -138,6 +138,29 @@ def test_the_store_gets_what_has_arrived_when_nothing_new_comes(
     assert (mirror.arrived(A0), mirror.arrived(B0)) == (7, None)
 
 
+@pytest.mark.parametrize("role", ["SLAVE", "ASYNC_MASTER"])
+def test_an_offset_that_a_slave_got_is_not_taken_for_its_masters(
+    brokers: Brokers, store: MemoryOffsetStore, role: str
+) -> None:
+    """F5, L3: the master comes back with the offset that it had; nobody has put that there."""
+    brokers.cluster.routes["orders"] = brokers.cluster.route({"broker-a": 2, "broker-b": 2}, perm=4)
+    server = brokers.cluster.brokers["broker-a"].server
+    server.broker_name, server.role = "broker-a", role
+    mirror = mirror_of(brokers, store, again_after_s=60.0)
+    store.claim(GROUP, "me", {A0: 0, B0: 0}, at_brokers={A0: 1, B0: 1})
+    commits = [replace(commit(queue, 7, epoch=2), is_shown=True) for queue in (A0, B0)]
+    store.commit(GROUP, commits, query_id="q", batch_id=1)
+
+    mirror.show(commits)
+
+    assert {brokers.next(), brokers.next()} == {(A0, 7), (B0, 7)}
+    assert mirror.flush(PATIENCE_S)
+    wait_until(lambda: store.read(GROUP)[B0].shown.to_text() == "[7]", reason="The note in the store")
+    is_slave = role == "SLAVE"
+    assert store.read(GROUP)[A0].shown.to_text() == ("[1,0,7]" if is_slave else "[7]")
+    assert mirror.arrived(A0) == (None if is_slave else 7)
+
+
 def test_nothing_runs_when_all_is_shown(brokers: Brokers, mirror: OffsetMirror) -> None:
     """F1: a notebook may start any number of consumers."""
     others = set(threading.enumerate())

@@ -94,6 +94,7 @@ class ScriptedServer(Closing):
         Neither the script nor ``requests`` sees that question.
         """
         self.broker_name = broker_name
+        self.role = "ASYNC_MASTER"
         self.introductions = 0
         """Number of requests for its name so far."""
         self.script: Script = script or (lambda peer, request: peer.answer(request))
@@ -171,7 +172,7 @@ class ScriptedServer(Closing):
         if self.broker_name is None:
             peer.answer(request, ResponseCode.REQUEST_CODE_NOT_SUPPORTED, remark="not supported")
         else:
-            peer.answer(request, body=f"brokerId=0\nbrokerName={self.broker_name}\n".encode())
+            peer.answer(request, body=f"brokerName={self.broker_name}\nbrokerRole={self.role}\n".encode())
 
 
 def _next(queue: SimpleQueue[T], timeout_s: float, what: str) -> T:

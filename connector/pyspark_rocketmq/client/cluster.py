@@ -316,6 +316,33 @@ class Routes:
         found = {broker.broker_name: broker.master for broker in self.brokers if broker.master is not None}
         return dict(sorted(found.items()))
 
+    @cached_property
+    def read_only(self) -> Mapping[str, BrokerAddress]:
+        """Addresses of the masters of brokers that have no queue to write to, by broker name."""
+        written = {
+            data.broker_name for route in self.by_topic.values() for data in route.queues if data.is_writable
+        }
+        return {name: address for name, address in self.masters.items() if name not in written}
+
+
+def acting_masters(brokers: BrokerClient, routes: Routes) -> dict[str, BrokerAddress]:
+    """Return the slaves that ``routes`` name as masters, by broker name.
+
+    While a master is away, a name server with ``supportActingMaster`` lists a slave in its place, and none of
+    its queues for writing. So only such brokers are asked for their role. One that does not answer, or
+    refuses, is counted as a master. Source: ``RouteInfoManager.pickupTopicRouteData``.
+    """
+
+    def ask(name: str) -> bool:
+        try:
+            return brokers.is_slave(routes.read_only[name], name)
+        except RocketMQError as error:
+            logger.debug("role not known broker=%s: %s", name, error)
+            return False
+
+    slaves = at_brokers(routes.read_only.keys(), ask) if routes.read_only else {}
+    return {name: routes.read_only[name] for name, is_slave in slaves.items() if is_slave}
+
 
 class TopicRoutes:
     """Looks up the routes of ``topics``, and of ``retry_topic`` if there is one. For one thread."""

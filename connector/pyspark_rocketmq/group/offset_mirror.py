@@ -23,7 +23,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from math import inf
 from typing import Final
 
-from pyspark_rocketmq.client.cluster import Cluster
+from pyspark_rocketmq.client.cluster import Cluster, acting_masters
 from pyspark_rocketmq.clock import Clock, Deadline, SystemClock
 from pyspark_rocketmq.consume.offset_pace import LONGEST_S
 from pyspark_rocketmq.errors import RocketMQError, TransportError
@@ -287,17 +287,18 @@ class OffsetMirror:
         A broker that did not answer gets no more offsets in this round.
         """
         try:
-            masters = self._routes.look(Deadline.after(self._clock, self._timeout_s)).masters
+            routes = self._routes.look(Deadline.after(self._clock, self._timeout_s))
         except RocketMQError as error:
             self._warn(error)
             return
         commits = self._still_true(waiting, tried)
+        acting = acting_masters(self._brokers, routes)
         silent: set[str] = set()
         for queue, commit in sorted(commits.items()):
             if queue.broker_name in silent:
                 continue
             try:
-                self._send_one(masters.get(queue.broker_name), commit)
+                self._send_one(routes.masters.get(queue.broker_name), commit)
             except TransportError as error:
                 silent.add(queue.broker_name)
                 self._routes.invalidate()
@@ -305,9 +306,11 @@ class OffsetMirror:
             except RocketMQError as error:
                 self._warn(error)
             else:
-                with self._guard:
-                    self._arrived[queue] = commit.state.next_offset
-                    self._unnoted.add(queue)
+                # A slave does not hand it over to its master, which returns with the offset that it had.
+                if queue.broker_name not in acting:
+                    with self._guard:
+                        self._arrived[queue] = commit.state.next_offset
+                        self._unnoted.add(queue)
                 self._done({queue: commit})
 
     def _send_one(self, address: BrokerAddress | None, commit: QueueCommit) -> None:

@@ -12,7 +12,13 @@ from dataclasses import dataclass, field, replace
 from typing import Final, NamedTuple
 
 from pyspark_rocketmq.client.broker import BrokerClient
-from pyspark_rocketmq.client.cluster import Cluster, Routes, at_brokers, subscription_data
+from pyspark_rocketmq.client.cluster import (
+    Cluster,
+    Routes,
+    acting_masters,
+    at_brokers,
+    subscription_data,
+)
 from pyspark_rocketmq.client.pool import ChannelPool
 from pyspark_rocketmq.clock import Clock, Deadline
 from pyspark_rocketmq.consume.not_now import Rests
@@ -33,7 +39,7 @@ from pyspark_rocketmq.errors import (
 )
 from pyspark_rocketmq.model import BrokerAddress, MessageQueue, QueueBounds, QueueRange, TopicRoute
 from pyspark_rocketmq.options.connection import PLAIN_SOURCE_GROUP
-from pyspark_rocketmq.options.read import ReadOptions
+from pyspark_rocketmq.options.read import ReadFrom, ReadOptions
 from pyspark_rocketmq.options.subscription import Subscription
 from pyspark_rocketmq.source.topic_changes import MatchingTopics, Vanished, VanishedQueues
 from pyspark_rocketmq.wire.codes import ResponseCode
@@ -290,9 +296,11 @@ class ClusterView:
         routes = self.routes()
         queues = self._queues_of(routes)
         # Use only masters: the smaller end of a slave that lags would look like a loss of messages.
-        addresses = {name: address for name in queues if (address := routes.masters.get(name)) is not None}
+        acting = acting_masters(self._briefly, routes)
+        masters = {name: at for name, at in routes.masters.items() if name not in acting}
+        addresses = {name: address for name in queues if (address := masters.get(name)) is not None}
         unreachable: dict[str, RocketMQError] = {
-            name: TransportError(name, "the route names no master for this broker")
+            name: TransportError(name, _why_no_master(acting.get(name)))
             for name in queues.keys() - addresses.keys()
         }
         bounds: dict[MessageQueue, QueueBounds] = {}
@@ -300,19 +308,15 @@ class ClusterView:
             bounds |= shown.bounds
             if shown.error is not None:
                 unreachable[name] = shown.error
-        slaves: dict[str, BrokerAddress] = {}
-        if self._options.goes_on_at_slaves():
-            # Take the replica that Java's clients choose.
-            replicas = _replicas(routes, queues.keys() - addresses.keys())
-            slaves = {name: of_broker[min(of_broker)] for name, of_broker in replicas.items()}
+        slaves = self._slaves_for(queues.keys() - addresses.keys(), routes, acting)
         slave_bounds: dict[MessageQueue, QueueBounds] = {}
         for name, outcome in self._at_slaves(slaves, queues).items():
             if isinstance(outcome, RocketMQError):
                 slave = slaves.pop(name)
                 unreachable[name] = TransportError(
                     name,
-                    f"the route names no master for this broker, and its slave {slave} cannot be read: "
-                    f"{outcome} A slave serves reads only with slaveReadEnable=true.",
+                    f"{_why_no_master(acting.get(name))}, and its slave {slave} cannot be read: {outcome} "
+                    "A slave serves reads only with slaveReadEnable=true.",
                 )
             else:
                 slave_bounds |= outcome
@@ -332,6 +336,21 @@ class ClusterView:
             slave_bounds=slave_bounds,
             switched_off=self._switched_off,
         )
+
+    def _slaves_for(
+        self, names: Collection[str], routes: Routes, acting: Mapping[str, BrokerAddress]
+    ) -> dict[str, BrokerAddress]:
+        """Return the slaves to read for brokers whose masters are away, by broker name.
+
+        A slave that acts as master is read by groups that lock queues, too: it grants locks.
+        """
+        slaves: dict[str, BrokerAddress] = {}
+        if self._options.goes_on_at_slaves():
+            # Take the replica that Java's clients choose.
+            slaves = {name: replicas[min(replicas)] for name, replicas in _replicas(routes, names).items()}
+        if self._options.read_from is not ReadFrom.MASTER:
+            slaves |= {name: address for name, address in acting.items() if name in names}
+        return slaves
 
     def _at_slaves(
         self, slaves: Mapping[str, BrokerAddress], queues: Mapping[str, _Queues]
@@ -581,6 +600,12 @@ def _denied(routes: Routes, queues: Collection[MessageQueue]) -> dict[str, Topic
         return {}
     there = {queue.topic for queue in queues}
     return {topic: error for topic, error in routes.denied.items() if topic not in there}
+
+
+def _why_no_master(acting: BrokerAddress | None) -> str:
+    if acting is None:
+        return "the route names no master for this broker"
+    return f"{acting} is listed as the master of this broker, but is a slave"
 
 
 def _replicas(routes: Routes, names: Collection[str]) -> dict[str, Mapping[int, BrokerAddress]]:

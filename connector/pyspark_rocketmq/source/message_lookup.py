@@ -10,7 +10,7 @@ from pyspark_rocketmq.client.broker import BrokerClient
 from pyspark_rocketmq.client.cluster import Cluster, at_brokers, outcomes_at_queues
 from pyspark_rocketmq.client.pool import ChannelPool
 from pyspark_rocketmq.clock import Clock
-from pyspark_rocketmq.consume.not_now import Rests
+from pyspark_rocketmq.consume.not_now import REFUSED_PAUSE_S, Rests
 from pyspark_rocketmq.consume.positions import first_stored_at
 from pyspark_rocketmq.errors import BrokerOffsetUnavailable, RemoteProtocolError, RocketMQError
 from pyspark_rocketmq.model import BrokerAddress, MessageQueue, PulledBody, QueueBounds
@@ -64,6 +64,8 @@ class MessageLookup:
         self._resets = ReportedResets()
         self._clock = clock
         self._rests: Rests[MessageQueue] = Rests()
+        self._slaves: dict[tuple[str, BrokerAddress], tuple[BrokerOffsetUnavailable, float]] = {}
+        """Slaves that routes name as masters, each with its error and until when it is not asked again."""
 
     def resets(self) -> dict[MessageQueue, int]:
         """Return, by queue, the target offsets of resets that brokers reported since the last call."""
@@ -139,7 +141,8 @@ class MessageLookup:
 
         While a master is down, a name server with ``supportActingMaster`` names a slave in its place, and a
         route may still name a master that has become a slave. Messages that such a broker lacks are not lost.
-        A broker that does not answer is counted as a slave; one that refuses to show its role is not.
+        A broker that does not answer is counted as a slave; one that refuses to show its role is not. A slave
+        is not asked again for 3 s, in which its error stays the same object.
         Source: ``RouteInfoManager.pickupTopicRouteData``.
         """
         of_broker: dict[str, list[MessageQueue]] = {}
@@ -154,15 +157,21 @@ class MessageLookup:
         }
 
     def _trouble(self, broker_name: str, address: BrokerAddress) -> RocketMQError | None:
+        now_s = self._clock.monotonic_s()
+        known, until_s = self._slaves.get((broker_name, address), (None, now_s))
+        if now_s < until_s:
+            return known
         try:
             if not self._brokers.is_slave(address, broker_name):
                 return None
         except RocketMQError as error:
             return error if error.retryable else None
-        return BrokerOffsetUnavailable(
+        trouble = known or BrokerOffsetUnavailable(
             f"Broker {broker_name}: {address} is listed as its master, but is a slave, which may lack "
             "messages. Queues of which it lacks some wait for their master."
         )
+        self._slaves[broker_name, address] = trouble, now_s + REFUSED_PAUSE_S
+        return trouble
 
     def _at(self, queue: MessageQueue, offset: int, address: BrokerAddress) -> Found:
         found = found_at(self._brokers, self._group, queue, offset, address)

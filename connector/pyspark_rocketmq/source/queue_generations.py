@@ -317,12 +317,12 @@ class QueueGenerations:
             change = LogChange(ahead)
             standing = standing._replace(was_followed=standing.was_followed and standing.next_offset >= ahead)
         following = next_generation(standing, found.bounds, change)
-        if following is None or following.is_later or following.is_wanted:
-            return following
-        if ahead is not None and following.boundary == ahead:
+        if following is None or following.is_later:
             return following
         for trouble in self._lookup.at_slaves([queue], snapshot.addresses).values():
             raise trouble
+        if following.is_wanted or (ahead is not None and following.boundary == ahead):
+            return following
         place = standing.place_to_look_at()
         if not following.is_certain:
             # The queue may have grown past this place by the time an operator resets the group.
@@ -547,13 +547,12 @@ class CheckpointGenerations:
             # The broker answered with a reset, which a plain stream does not follow.
             message = self._lookup.message_at(queue, place, snapshot, found.bounds)
         is_another = message is not None and message.store_timestamp > stored_by_ms
-        if is_another:
-            for trouble in self._lookup.at_slaves([queue], snapshot.addresses).values():
-                raise trouble
-        if is_another and self._fails:
-            raise OffsetsBeganAgain(str(queue), place, found.available)
         if not is_another and place < found.bounds.max_offset:
             return None
+        for trouble in self._lookup.at_slaves([queue], snapshot.addresses).values():
+            raise trouble
+        if is_another and self._fails:
+            raise OffsetsBeganAgain(str(queue), place, found.available)
         address = snapshot.addresses[queue.broker_name]
         return self._lookup.stored_after(queue, address, stored_by_ms, found.bounds)
 
