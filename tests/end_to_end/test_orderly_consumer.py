@@ -229,6 +229,7 @@ def test_a_checkpoint_with_state_must_be_on_storage_that_all_machines_share(
 
 
 @micro_batch_only("Spark's state")
+@pytest.mark.long
 @pytest.mark.every_spark
 @pytest.mark.parametrize("engine", ["state"], indirect=True)
 @SIM_ONLY

@@ -68,6 +68,7 @@ def only_first(topic: str, count: int) -> dict[str, str]:
     return {"endingOffsets": ends}
 
 
+@pytest.mark.long
 @pytest.mark.every_spark
 @SIM_ONLY
 def test_a_table_gets_every_message_once_although_ranges_overlap(

@@ -14,6 +14,7 @@ from tests.sinks.sink_conformance import SCHEMA, rows, run
 pytestmark = pytest.mark.spark
 
 
+@pytest.mark.long
 @pytest.mark.every_spark
 def test_a_table_of_a_catalog_is_made_takes_each_row_once_and_is_refused_after_a_restore(
     spark: SparkSession,

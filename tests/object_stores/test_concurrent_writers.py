@@ -176,6 +176,7 @@ def test_writers_of_a_table_on_google_make_one_history(
     run_all(writers(f"{google_server.make_place()}/t", google_server.storage_options()), 10)
 
 
+@pytest.mark.long
 @pytest.mark.spark
 @pytest.mark.timeout(PATIENCE_S)
 def test_spark_and_sinks_at_once_make_one_history(

@@ -80,6 +80,7 @@ def _check_each_once(rows: Sequence[Row], traffic: Traffic) -> None:
     assert found == {(order_id, step) for order_id in traffic.expected for step in STEPS}
 
 
+@pytest.mark.long
 def test_rows_of_killed_workers_are_there_once_in_real_time(
     cluster: ClusterUnderTest, server: Postgres, tmp_path: Path
 ) -> None:
