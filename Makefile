@@ -8,6 +8,8 @@ ARGS     ?=
 SPARKS   ?= 4.0 4.1 4.3
 # Of make spark-test: --ends for only the lowest packages on the oldest Python, and the highest on the newest
 PYTHONS  ?=
+# Of make test, ci-test and long-test: 2/3 for the second of three parts of the files
+PART     ?=
 # How long make fuzz takes
 SECONDS  ?= 300
 # Of make chaos: sim or real; the seed of an earlier run, to see it again; how many processes to kill, instead of SECONDS
@@ -43,17 +45,17 @@ fetch: ## What the tests need besides packages: RocketMQ, PostgreSQL, object sto
 	  python -m tests.helpers.browser && wait $$!'
 
 test: fetch ## All tests but the long ones, the real RocketMQ broker included
-	@$(ENV) dev $(PYTEST) $(ARGS)
+	@PART=$(PART) $(ENV) dev $(PYTEST) $(ARGS)
 
 ci-test: fetch ## make test, and beside it make spark-test for the oldest and newest, as CI runs them
-	@$(ENV) dev $(PYTEST) --sparks $(ARGS)
+	@PART=$(PART) $(ENV) dev $(PYTEST) --sparks $(ARGS)
 
 long-fetch: fetch ## What the tests marked long need besides: other RocketMQs, Go's client, YARN, Hadoop's part for S3, Debezium, Canal
 	@$(CHECK) python -m tests.go_client.program
 	@$(ENV) --maven dev sh -c 'python -m tests.real_broker.harness fetch --all && python -m tests.helpers.hadoop && python -m tests.change_data.real.feeder'
 
-long-test: long-fetch ## The tests marked long: processes that are killed, Spark clusters, Java's and Go's clients, all pages
-	@$(ENV) dev $(PYTEST) --long $(ARGS)
+long-test: long-fetch ## The tests marked long: processes that are killed, Spark clusters, Java's and Go's clients, all pages; PART=2/3
+	@PART=$(PART) $(ENV) dev $(PYTEST) --long $(ARGS)
 
 all-tests: long-fetch ## make ci-test and make long-test at once, which takes less time than one after the other
 	@$(ENV) dev $(PYTEST) --all $(ARGS)

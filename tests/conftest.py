@@ -18,7 +18,7 @@ from tests.helpers.cluster import Backend, ClusterUnderTest
 from tests.helpers.each_value import leave_to_long
 from tests.helpers.fake_clock import FakeClock
 from tests.helpers.running import running
-from tests.helpers.taken_files import REAL_CLUSTER, TAKEN_FOLDER, Taken, TakenFiles
+from tests.helpers.taken_files import PART, REAL_CLUSTER, TAKEN_FOLDER, Taken, TakenFiles
 from tests.object_stores.server import AzureServer, Bucket, GoogleServer, S3Server
 from tests.real_broker.harness import RealCluster
 
@@ -49,7 +49,9 @@ def pytest_configure(config: pytest.Config) -> None:
     stacks.print_when_asked()
     is_part = TAKEN_FOLDER in os.environ
     if is_part:
-        config.pluginmanager.register(TakenFiles(Taken(Path(os.environ[TAKEN_FOLDER]))))
+        config.pluginmanager.register(
+            TakenFiles(Taken(Path(os.environ[TAKEN_FOLDER])), os.environ.get(PART, ""))
+        )
     # Of a part, tests.at_once judges.
     is_strict = not is_part and os.environ.get("CI", "").lower() == "true"
     config.pluginmanager.register(BackendCounts(is_strict=is_strict))

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
@@ -13,6 +15,8 @@ from tests.real_broker.harness import RealCluster
 
 TAKEN_FOLDER = "TAKEN_FILES_FOLDER"
 """Environment variable: folder in which processes that share tests note the files they take."""
+PART = "PART"
+"""Environment variable: which part of the files to run, such as ``2/3``; unset or empty for all."""
 RUN = "run"
 """Name of the number of tests that were run, among the counts that a process leaves."""
 
@@ -93,8 +97,10 @@ class TakenFiles:
     any request each broker takes a twentieth of a core.
     """
 
-    def __init__(self, taken: Taken) -> None:
+    def __init__(self, taken: Taken, part: str = "") -> None:
+        """Run the files of one ``part``, such as ``2/3``, or all."""
         self._taken = taken
+        self._part = part
         self._run = 0
         self._real_left: set[str] = set()
         """Files with tests on the real RocketMQ that this process has not come to the end of."""
@@ -104,8 +110,8 @@ class TakenFiles:
         """Run the files that can be taken; pytest's own loop reports errors of collection."""
         if session.testsfailed or session.config.option.collectonly:
             return None
-        files = in_order(session.items)
-        self._taken.begin(len(session.items), [name for name, _ in files])
+        files = [each for each in in_order(session.items) if not self._part or is_in(each[0], self._part)]
+        self._taken.begin(sum(len(items) for _, items in files), [name for name, _ in files])
         self._real_left = {name for name, items in files if has_real(items)}
         items = self._items(files)
         item = next(items, None)
@@ -138,6 +144,18 @@ class TakenFiles:
         if cluster is not None:
             del config.stash[REAL_CLUSTER]
             cluster.close()
+
+
+def is_in(name: str, part: str) -> bool:
+    """Return whether a file is in a part (``2/3``); each is in one, whatever other files there are.
+
+    Raises:
+        ValueError: If it is no part.
+    """
+    found = re.fullmatch(r"(\d+)/(\d+)", part)
+    if found is None or not 1 <= int(found[1]) <= int(found[2]):
+        raise ValueError(f"PART={part} is none: write 2/3 for the second of three parts.")
+    return zlib.crc32(name.encode()) % int(found[2]) == int(found[1]) - 1
 
 
 def in_order(items: Iterable[pytest.Item]) -> list[tuple[str, Sequence[pytest.Item]]]:

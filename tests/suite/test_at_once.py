@@ -14,7 +14,7 @@ import pytest
 from tests import at_once
 from tests.helpers.backend_counts import COUNTS_FILE
 from tests.helpers.driver_process import ENVIRONMENT, REPO
-from tests.helpers.taken_files import LONGEST, RUN, TAKEN_FOLDER, Taken
+from tests.helpers.taken_files import LONGEST, PART, RUN, TAKEN_FOLDER, Taken, is_in
 from tests.helpers.wait import PATIENCE_S, wait_until
 
 BACKENDS = {"sim": 1, "real": 1, "java": 1}
@@ -158,6 +158,33 @@ def test_arguments_for_pytest_are_run_by_one_process(
 def test_files_that_are_begun_first_are_there() -> None:
     """A file that is renamed would be begun last and waited for."""
     assert [name for name in LONGEST if not (REPO / name).is_file()] == []
+
+
+@pytest.mark.parametrize("parts", [1, 3, 4])
+def test_each_file_is_in_one_part(parts: int) -> None:
+    names = [str(path.relative_to(REPO)) for path in (REPO / "tests").rglob("test_*.py")]
+
+    found = [[each for each in names if is_in(each, f"{part}/{parts}")] for part in range(1, parts + 1)]
+
+    assert sorted(name for part in found for name in part) == sorted(names)
+    assert all(found)
+
+
+@pytest.mark.parametrize("part", ["0/3", "4/3", "2", "a/b", "1/0"])
+def test_what_is_no_part_is_refused_before_anything_is_started(
+    part: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(PART, part)
+
+    with pytest.raises(ValueError, match=f"PART={part} is none"):
+        at_once.main(["--long"])
+
+
+def test_a_part_need_not_have_tests_of_each_backend(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(PART, "2/3")
+    leave(tmp_path, 5, spark={"sim": 3, "run": 5})
+
+    assert at_once._judge(tmp_path) == 0
 
 
 _HANGS = """
