@@ -6,8 +6,8 @@ PYTEST   ?= python -m tests.at_once
 # Extra arguments for pytest, e.g. make test ARGS="tests/wire -x"
 ARGS     ?=
 SPARKS   ?= 4.0 4.1 4.3
-# Of make spark-test: --ends for only the lowest packages on the oldest Python, and the highest on the newest
-PYTHONS  ?=
+# Of make spark-test: --ends for only the lowest packages on the oldest Python and the highest on the newest, and no kills
+ENDS     ?=
 # Of make test, ci-test and long-test: 2/3 for the second of three parts of the files
 PART     ?=
 # How long make fuzz takes
@@ -65,13 +65,13 @@ other-sparks: ## The environments of make spark-test
 
 spark-test: wheel fetch ## The wheel on every Python found, with its lowest and highest packages; it and the tests marked every_spark on other Sparks: SPARKS="4.0 4.3"
 	@$(ENV) dev python -m tests.packaging.platform_check dist/pyspark_rocketmq-*.whl
-	@$(ENV) dev python -m tests.packaging.python_check $(PYTHONS) dist/pyspark_rocketmq-*.whl
+	@$(ENV) dev python -m tests.packaging.python_check $(ENDS) dist/pyspark_rocketmq-*.whl
 	@for each in $(SPARKS); do \
 	  $(ENV) spark-$$each python -m tests.packaging.platform_check dist/pyspark_rocketmq-*.whl && \
 	  $(ENV) spark-$$each python -m pytest -q -m "every_spark and not real" -p no:cacheprovider \
 	    -o filterwarnings=default --disable-warnings tests/end_to_end $(ARGS) || exit 1; \
 	done
-	@$(if $(filter 4.0,$(SPARKS)),$(ENV) spark-4.0 python -m pytest -q -m "every_spark and real" -p no:cacheprovider \
+	@$(if $(ENDS),,$(ENV) spark-$(firstword $(SPARKS)) python -m pytest -q -m "every_spark and real" -p no:cacheprovider \
 	  -o filterwarnings=default --disable-warnings tests/end_to_end/test_kill.py)
 
 option-test: ## Show that the test of each option fails where the option is ignored: ARGS="topic readFrom"

@@ -36,7 +36,7 @@ _CHOICES = {"--sparks": _SHORT, "--long": "long", "--all": "(long or not long)"}
 """Options, and the tests that they choose."""
 _SPARK_TEST = ("make", "--no-print-directory", "spark-test")
 _OTHERS = {
-    "--sparks": (*_SPARK_TEST, "SPARKS=4.0 4.3", "PYTHONS=--ends"),
+    "--sparks": (*_SPARK_TEST, "SPARKS=4.0 4.3", "ENDS=--ends"),
     "--long": (*_SPARK_TEST, "SPARKS=4.1"),
     "--all": _SPARK_TEST,
 }

@@ -114,7 +114,7 @@ def test_ci_and_the_long_tests_try_every_spark_together() -> None:
     assert every is not None
 
     assert sorted([*given["--sparks"]["SPARKS"].split(), given["--long"]["SPARKS"]]) == every[1].split()
-    assert "PYTHONS" not in given["--long"]
+    assert "ENDS" not in given["--long"]
     assert given["--all"] == {}
 
 
