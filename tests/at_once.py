@@ -42,7 +42,7 @@ _OTHERS = {
 }
 """Options, and the command that tries other Sparks and Pythons beside the tests."""
 _WITH_SPARK, _WITHOUT = "spark", "not spark"
-_LONGEST_S = 75 * 60.0
+_LONGEST_S = 80 * 60.0
 """Maximum duration of a run without the long tests."""
 _LONGEST_WITH_WORLDS_S = 180 * 60.0
 """The same with the long tests, which have the worlds of ``tests.simulation``."""
