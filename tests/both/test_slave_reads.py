@@ -226,7 +226,7 @@ def test_a_replica_that_acts_as_master_proves_no_loss(
                 send(client, master_address, queue, TAIL)
                 consumed += [message.queue_offset for _, message in await_consumed(query, TAIL)]
                 cluster.stop_broker("broker-b")
-            seen = f"{server.address} is listed as its master, but is a slave"
+            seen = f"for the master broker=broker-b slave={server.address}"
             wait_until(
                 lambda: query.consumed() == {} and seen in caplog.text, reason="A plan from the replica"
             )
