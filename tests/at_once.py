@@ -8,7 +8,8 @@
 Much of their time is waited for, so they use both cores of a small machine only together. A process has a
 Spark session or never has one; whoever finds nothing left of its kind starts another process for the other
 kind. Each has clusters of its own. With arguments for pytest, one process runs what they choose. With
-``PART=2/3`` in the environment only the second of three parts of the files is run.
+``PART=2/3`` in the environment only the second of three parts of the files is run; the first part has the
+other Sparks.
 
 A run that takes too long fails: each process prints the stacks of its threads, and is ended.
 """
@@ -58,11 +59,13 @@ def main(arguments: list[str]) -> int:
     if for_pytest:
         marker = ["-m", chosen] if options else []
         return subprocess.call([sys.executable, "-m", "pytest", *marker, *for_pytest])
-    if part := os.environ.get(PART, ""):
+    part = os.environ.get(PART, "")
+    if part:
         # Before anything is started.
         is_in("", part)
     with TemporaryDirectory(prefix="tests-") as folder:
-        return _run(chosen, Path(folder), _OTHERS[options[0]] if options else None)
+        is_first = part.startswith("1/") or not part
+        return _run(chosen, Path(folder), _OTHERS[options[0]] if options and is_first else None)
 
 
 def _run(chosen: str, folder: Path, others: Sequence[str] | None = None) -> int:

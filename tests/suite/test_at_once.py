@@ -180,6 +180,18 @@ def test_what_is_no_part_is_refused_before_anything_is_started(
         at_once.main(["--long"])
 
 
+@pytest.mark.usefixtures("quiet")
+@pytest.mark.parametrize(("part", "is_tried"), [("", True), ("1/3", True), ("2/3", False)])
+def test_other_sparks_are_tried_with_the_first_part(
+    part: str, is_tried: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(PART, part)
+    commands = Commands({}, monkeypatch)
+
+    assert at_once.main(["--long"]) == 0
+    assert ("spark-test" in commands.called) == is_tried
+
+
 def test_a_part_need_not_have_tests_of_each_backend(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(PART, "2/3")
     leave(tmp_path, 5, spark={"sim": 3, "run": 5})
