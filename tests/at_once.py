@@ -74,6 +74,10 @@ def _run(chosen: str, folder: Path, others: Sequence[str] | None = None) -> int:
     if others is not None:
         lines.append(Line("other Sparks", folder, chosen))
         of_kinds.append([others, _WITHOUT, _WITH_SPARK])
+    elif chosen != _SHORT:
+        # The long tests wait more than others, for processes that die or fall silent.
+        lines.append(Line("also without Spark", folder, chosen))
+        of_kinds.append([_WITHOUT, _WITH_SPARK])
 
     def on_signal(number: int, _: object) -> None:
         for line in lines:

@@ -105,6 +105,16 @@ def test_a_part_that_fails_fails_the_run(
     assert set(commands.called) == {"spark and long", "not spark and long", "spark-test"}
 
 
+@pytest.mark.usefixtures("quiet")
+def test_a_later_part_of_the_long_tests_runs_in_three_processes_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    commands = Commands({}, monkeypatch)
+
+    assert at_once._run("long", tmp_path) == 0
+    assert sorted(commands.called) == ["not spark and long", "not spark and long", "spark and long"]
+
+
 def test_ci_and_the_long_tests_try_every_spark_together() -> None:
     """Row J4: what CI leaves out for its time, the long tests try."""
     given = {
