@@ -236,8 +236,17 @@ class BrokerClient:
         return self._names.bare_queues(decode_topic_stats(answer.body))
 
     def is_slave(self, address: str, broker_name: str) -> bool:
-        """Return whether the broker is a slave now; False if its configuration has no role."""
-        return is_slave_in(self._calls.call(address, WHO, broker_name=broker_name))
+        """Return whether the broker is a slave now; False if it does not show its role, as a proxy.
+
+        Raises:
+            RocketMQError: Retryable, if the broker does not answer or is busy.
+        """
+        try:
+            return is_slave_in(self._calls.call(address, WHO, broker_name=broker_name))
+        except RocketMQError as error:
+            if error.retryable:
+                raise
+            return False
 
     def is_compacted(self, address: str, topic: str) -> bool:
         """Return whether the broker keeps only the newest message of each key.

@@ -6,13 +6,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
-from pyspark_rocketmq.client.broker import BrokerClient
 from pyspark_rocketmq.client.cluster import Cluster, PatientLookup
 from pyspark_rocketmq.client.pool import ConnectionSettings, process_pool
 from pyspark_rocketmq.client.producer.producer import Producer
 from pyspark_rocketmq.clock import SystemClock
 from pyspark_rocketmq.consume.read_range import ReadSettings
-from pyspark_rocketmq.errors import RocketMQError, TransportError
+from pyspark_rocketmq.errors import TransportError
 from pyspark_rocketmq.model import (
     QUEUE_OFFSET,
     BrokerAddress,
@@ -48,7 +47,7 @@ def read_tail(how: QueuePartition, sendings: Sequence[Sending], from_offset: int
         RocketMQError: If the queue cannot be read.
     """
     brokers, queue = brokers_of(how), how.planned.queue
-    if _is_slave(brokers, how.address, queue.broker_name):
+    if brokers.is_slave(how.address, queue.broker_name):
         raise TransportError(
             how.address,
             f"it is listed as master of {queue.broker_name}, but is a slave, which may lack messages that "
@@ -76,16 +75,6 @@ def read_tail(how: QueuePartition, sendings: Sequence[Sending], from_offset: int
                 if offset is not None and offset >= (highest[at] or 0):
                     highest[at] = offset
     return TargetTail(bounds, tuple(highest))
-
-
-def _is_slave(brokers: BrokerClient, address: str, broker_name: str) -> bool:
-    try:
-        return brokers.is_slave(address, broker_name)
-    except RocketMQError as error:
-        if error.retryable:
-            raise
-        # A proxy, or a user without the right: as if the route were right.
-        return False
 
 
 class TargetTopic:

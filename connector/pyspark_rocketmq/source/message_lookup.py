@@ -156,6 +156,11 @@ class MessageLookup:
             for queue in of_broker[name]
         }
 
+    def require_master(self, queue: MessageQueue, addresses: Mapping[str, BrokerAddress]) -> None:
+        """Raise the error of :meth:`at_slaves` if the queue's broker is a slave."""
+        for trouble in self.at_slaves([queue], addresses).values():
+            raise trouble
+
     def _trouble(self, broker_name: str, address: BrokerAddress) -> RocketMQError | None:
         now_s = self._clock.monotonic_s()
         known, until_s = self._slaves.get((broker_name, address), (None, now_s))
@@ -165,7 +170,7 @@ class MessageLookup:
             if not self._brokers.is_slave(address, broker_name):
                 return None
         except RocketMQError as error:
-            return error if error.retryable else None
+            return error
         trouble = known or BrokerOffsetUnavailable(
             f"Broker {broker_name}: {address} is listed as its master, but is a slave, which may lack "
             "messages. Queues of which it lacks some wait for their master."

@@ -319,8 +319,7 @@ class QueueGenerations:
         following = next_generation(standing, found.bounds, change)
         if following is None or following.is_later:
             return following
-        for trouble in self._lookup.at_slaves([queue], snapshot.addresses).values():
-            raise trouble
+        self._lookup.require_master(queue, snapshot.addresses)
         if following.is_wanted or (ahead is not None and following.boundary == ahead):
             return following
         place = standing.place_to_look_at()
@@ -549,8 +548,7 @@ class CheckpointGenerations:
         is_another = message is not None and message.store_timestamp > stored_by_ms
         if not is_another and place < found.bounds.max_offset:
             return None
-        for trouble in self._lookup.at_slaves([queue], snapshot.addresses).values():
-            raise trouble
+        self._lookup.require_master(queue, snapshot.addresses)
         if is_another and self._fails:
             raise OffsetsBeganAgain(str(queue), place, found.available)
         address = snapshot.addresses[queue.broker_name]
