@@ -124,16 +124,14 @@ class Role:
             except Refused as refused:
                 answer = in_json(reply(command, refused.code, refused.remark))
                 return [] if command.is_oneway else [Outgoing(peer, answer, command.code)]
-        if command.code == RequestCode.GET_BROKER_CONFIG:
-            return [self._as_slave(each) for each in self._broker.handle(peer, command)]
+            if command.code == RequestCode.GET_BROKER_CONFIG:
+                return [self._as_slave(each) for each in self._broker.handle(peer, command)]
         if command.code not in _PULLS:
             return self._broker.handle(peer, command)
         return self._pull(peer, command)
 
     def _as_slave(self, shown: Outgoing) -> Outgoing:
-        """Return the broker's configuration, with the slave's id and role if this is one."""
-        if not self._is_slave:
-            return shown
+        """Return the broker's configuration with the slave's id and role."""
         body = shown.command.body.replace(b"brokerId=0\n", b"brokerId=%d\n" % self.broker_id)
         body = body.replace(b"brokerRole=ASYNC_MASTER\n", b"brokerRole=SLAVE\n")
         return shown._replace(command=replace(shown.command, body=body))

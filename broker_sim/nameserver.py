@@ -136,20 +136,16 @@ class NameServer:
             if config is not None:
                 addresses, perm = registration.addresses, self._perm(name, config)
                 if MASTER_ID not in addresses and self._is_true(_SUPPORT_ACTING_MASTER):
-                    # As if all brokers had enableSlaveActingMaster.
-                    lowest = min(addresses)
-                    addresses = {MASTER_ID: addresses[lowest], **addresses}
-                    del addresses[lowest]
+                    # Every broker counts as one with enableSlaveActingMaster.
+                    addresses = dict(addresses)
+                    addresses[MASTER_ID] = addresses.pop(min(addresses))
                     perm &= ~PERM_WRITE
                 brokers.append(_broker_data(name, addresses))
                 queues.append(_queue_data(name, config, perm))
         if not brokers:
             return None
-        order = (
-            self._tables.get(ORDER_TOPIC_CONFIG, {}).get(topic)
-            if self._is_true(_ORDER_MESSAGE_ENABLE)
-            else None
-        )
+        shows_order = self._is_true(_ORDER_MESSAGE_ENABLE)
+        order = self._tables.get(ORDER_TOPIC_CONFIG, {}).get(topic) if shows_order else None
         return TopicRoute(brokers=tuple(brokers), queues=tuple(queues), order_topic_conf=order)
 
     def handle(self, peer: Peer, command: RemotingCommand) -> list[Outgoing]:
