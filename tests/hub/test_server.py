@@ -124,7 +124,7 @@ def driver(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> I
 def planner(driver: Driver) -> Iterator[Planner]:
     connected = Planner(driver.hub.address)
     connected.client.send(PlanMade(1, frozenset({A, B, C})))
-    # What tasks send comes by other connections, and could be there first.
+    # Tasks have connections of their own, and could be faster.
     wait_until(lambda: driver.hub.query(lambda state: state.plan) == 1, PATIENCE_S, reason="The plan")
     yield connected
     connected.client.close()
