@@ -30,7 +30,7 @@ from tempfile import TemporaryDirectory
 
 from tests.helpers.backend_counts import BACKENDS, COUNTS_FILE, SKIPPED
 from tests.helpers.stacks import ASKS_FOR_STACKS
-from tests.helpers.taken_files import PART, RUN, TAKEN_FOLDER, Taken, is_in
+from tests.helpers.taken_files import ALL_FILES, PART, RUN, TAKEN_FOLDER, Part, Taken
 
 _SHORT = "not long"
 _CHOICES = {"--sparks": _SHORT, "--long": "long", "--all": "(long or not long)"}
@@ -59,13 +59,13 @@ def main(arguments: list[str]) -> int:
     if for_pytest:
         marker = ["-m", chosen] if options else []
         return subprocess.call([sys.executable, "-m", "pytest", *marker, *for_pytest])
-    part = os.environ.get(PART, "")
-    if part:
-        # Before anything is started.
-        is_in("", part)
+    is_first = _part().number == 1
     with TemporaryDirectory(prefix="tests-") as folder:
-        is_first = part.startswith("1/") or not part
         return _run(chosen, Path(folder), _OTHERS[options[0]] if options and is_first else None)
+
+
+def _part() -> Part:
+    return Part.parse(os.environ.get(PART, ""))
 
 
 def _run(chosen: str, folder: Path, others: Sequence[str] | None = None) -> int:
@@ -209,7 +209,7 @@ def _judge(folder: Path) -> int:
     on_backends = ", ".join(f"{carried_out[name]} on {name}" for name in BACKENDS)
     _say(f"All {carried_out[RUN]} tests: {on_backends}; {carried_out[SKIPPED]} skipped.")
     # A part need not have tests of each.
-    expected = () if os.environ.get(PART) else BACKENDS
+    expected = BACKENDS if _part() == ALL_FILES else ()
     left_out = [f"no test marked '{name}' was carried out." for name in expected if not carried_out[name]]
     collected = sum(Taken(folder / kind).collected() for kind in (_WITH_SPARK, _WITHOUT))
     if carried_out[RUN] != collected:

@@ -18,7 +18,7 @@ from tests.helpers.cluster import Backend, ClusterUnderTest
 from tests.helpers.each_value import leave_to_long
 from tests.helpers.fake_clock import FakeClock
 from tests.helpers.running import running
-from tests.helpers.taken_files import PART, REAL_CLUSTER, TAKEN_FOLDER, Taken, TakenFiles
+from tests.helpers.taken_files import PART, REAL_CLUSTER, TAKEN_FOLDER, Part, Taken, TakenFiles
 from tests.object_stores.server import AzureServer, Bucket, GoogleServer, S3Server
 from tests.real_broker.harness import RealCluster
 
@@ -50,7 +50,7 @@ def pytest_configure(config: pytest.Config) -> None:
     is_part = TAKEN_FOLDER in os.environ
     if is_part:
         config.pluginmanager.register(
-            TakenFiles(Taken(Path(os.environ[TAKEN_FOLDER])), os.environ.get(PART, ""))
+            TakenFiles(Taken(Path(os.environ[TAKEN_FOLDER])), Part.parse(os.environ.get(PART, "")))
         )
     # Of a part, tests.at_once judges.
     is_strict = not is_part and os.environ.get("CI", "").lower() == "true"

@@ -8,6 +8,7 @@ import re
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
@@ -45,6 +46,34 @@ LONGEST = (
     "tests/suite/test_option_tests.py",
 )
 """Files that take a minute or more, the longest first: begun last, one of them would be waited for."""
+
+
+class Part(NamedTuple):
+    """One of several parts of the files, such as the second of three; without arguments all files."""
+
+    number: int = 1
+    of: int = 1
+
+    @classmethod
+    def parse(cls, text: str) -> Part:
+        """Read ``2/3``; an empty text means all files.
+
+        Raises:
+            ValueError: If it is no part.
+        """
+        if not text:
+            return cls()
+        found = re.fullmatch(r"(\d+)/(\d+)", text)
+        if found is None or not 1 <= int(found[1]) <= int(found[2]):
+            raise ValueError(f"PART={text} is none: write 2/3 for the second of three parts.")
+        return cls(int(found[1]), int(found[2]))
+
+    def has(self, name: str) -> bool:
+        """Return whether a file is in this part; each file is in one, whatever other files there are."""
+        return zlib.crc32(name.encode()) % self.of == self.number - 1
+
+
+ALL_FILES = Part()
 
 
 class Taken:
@@ -97,8 +126,7 @@ class TakenFiles:
     any request each broker takes a twentieth of a core.
     """
 
-    def __init__(self, taken: Taken, part: str = "") -> None:
-        """Run the files of one ``part``, such as ``2/3``, or all."""
+    def __init__(self, taken: Taken, part: Part = ALL_FILES) -> None:
         self._taken = taken
         self._part = part
         self._run = 0
@@ -110,7 +138,7 @@ class TakenFiles:
         """Run the files that can be taken; pytest's own loop reports errors of collection."""
         if session.testsfailed or session.config.option.collectonly:
             return None
-        files = [each for each in in_order(session.items) if not self._part or is_in(each[0], self._part)]
+        files = [each for each in in_order(session.items) if self._part.has(each[0])]
         self._taken.begin(sum(len(items) for _, items in files), [name for name, _ in files])
         self._real_left = {name for name, items in files if has_real(items)}
         items = self._items(files)
@@ -144,18 +172,6 @@ class TakenFiles:
         if cluster is not None:
             del config.stash[REAL_CLUSTER]
             cluster.close()
-
-
-def is_in(name: str, part: str) -> bool:
-    """Return whether a file is in a part (``2/3``); each is in one, whatever other files there are.
-
-    Raises:
-        ValueError: If it is no part.
-    """
-    found = re.fullmatch(r"(\d+)/(\d+)", part)
-    if found is None or not 1 <= int(found[1]) <= int(found[2]):
-        raise ValueError(f"PART={part} is none: write 2/3 for the second of three parts.")
-    return zlib.crc32(name.encode()) % int(found[2]) == int(found[1]) - 1
 
 
 def in_order(items: Iterable[pytest.Item]) -> list[tuple[str, Sequence[pytest.Item]]]:

@@ -14,7 +14,7 @@ import pytest
 from tests import at_once
 from tests.helpers.backend_counts import COUNTS_FILE
 from tests.helpers.driver_process import ENVIRONMENT, REPO
-from tests.helpers.taken_files import LONGEST, PART, RUN, TAKEN_FOLDER, Taken, is_in
+from tests.helpers.taken_files import LONGEST, PART, RUN, TAKEN_FOLDER, Part, Taken
 from tests.helpers.wait import PATIENCE_S, wait_until
 
 BACKENDS = {"sim": 1, "real": 1, "java": 1}
@@ -176,7 +176,9 @@ def test_files_that_are_begun_first_are_there() -> None:
 def test_each_file_is_in_one_part(parts: int) -> None:
     names = [str(path.relative_to(REPO)) for path in (REPO / "tests").rglob("test_*.py")]
 
-    found = [[each for each in names if is_in(each, f"{part}/{parts}")] for part in range(1, parts + 1)]
+    found = [
+        [each for each in names if Part.parse(f"{part}/{parts}").has(each)] for part in range(1, parts + 1)
+    ]
 
     assert sorted(name for part in found for name in part) == sorted(names)
     assert all(found)
