@@ -12,10 +12,11 @@ import pytest
 
 from broker_sim.cluster import SimCluster
 from broker_sim.settings import BrokerSettings
+from pyspark_rocketmq.client.broker import BrokerClient
 from pyspark_rocketmq.client.pool import ChannelPool
 from pyspark_rocketmq.client.pull_connection import close_idle_connections
 from pyspark_rocketmq.clock import SystemClock
-from pyspark_rocketmq.errors import ConnectFailed, LogTailLost, TransportError
+from pyspark_rocketmq.errors import ConnectFailed, LogTailLost, SystemBusy, TransportError
 from pyspark_rocketmq.model import MessageQueue, QueueRange
 from pyspark_rocketmq.offsets.open import MemoryOffsetStore
 from pyspark_rocketmq.options.read import ReadOptions
@@ -530,6 +531,31 @@ def test_a_group_goes_on_at_a_slave_that_is_listed_as_master_and_waits_for_what_
         assert consumed(member, 1) == [12]
     finally:
         member.query.member.stop(PATIENCE_S)
+
+
+@pytest.mark.parametrize(
+    ("broker_id", "code", "expected"),
+    [
+        (0, None, False),
+        (1, None, True),
+        (1, ResponseCode.NO_PERMISSION, False),
+        (1, ResponseCode.SYSTEM_BUSY, None),
+    ],
+)
+def test_a_broker_that_does_not_show_its_role_is_no_slave_and_a_busy_one_is_asked_again(
+    sim: SimCluster, pool: ChannelPool, broker_id: int, code: ResponseCode | None, expected: bool | None
+) -> None:
+    """F4, L3"""
+    address = sim.replica_address("broker-a") if broker_id else sim.broker_addresses["broker-a"]
+    if code is not None:
+        sim.faults.add("answer-code", on=RequestCode.GET_BROKER_CONFIG, response_code=code, times=9)
+    brokers = BrokerClient(pool, SystemClock())
+    if expected is not None:
+        assert brokers.is_slave(address, "") is expected
+        return
+    with pytest.raises(SystemBusy) as raised:
+        brokers.is_slave(address, "")
+    assert raised.value.retryable
 
 
 def test_a_new_member_waits_for_the_master(sim: SimCluster, pool: ChannelPool) -> None:
