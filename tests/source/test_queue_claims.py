@@ -179,6 +179,38 @@ def test_a_queue_made_after_the_group_began_at_the_brokers_is_read_from_its_star
     assert planning.next() == [(A1, 0, 3)]
 
 
+def test_a_queue_made_after_java_members_began_is_read_from_its_start_whatever_the_first_share_is(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """A2, C3: Java members hold the old queues when the first Spark member comes."""
+    brokers = FakeBrokerOffsets({A0: 5})
+    bounds = {A0: (0, 5), A1: (0, 7), B0: (2, 40)}
+    planning = Planning(bounds, group=True, broker_offsets=brokers, start=LATEST)
+    planning.ownership.taken |= {A0, A1}
+
+    assert planning.next() is planning.next() is None
+    planning.clock.advance(11.0)
+
+    assert planning.next() == [(B0, 2, 40)]
+    assert brokers.writes == [], "the other queue is a Java member's, which begins in it"
+    assert len([text for text in caplog.messages if "is just beginning" in text]) == 1
+    planning.ownership.give(A1)
+    assert planning.next() == [(A1, 0, 7)]
+
+
+def test_a_member_waits_for_another_that_is_just_writing_where_the_group_begins() -> None:
+    """F2, C3: it has written only one broker's offsets so far."""
+    brokers = FakeBrokerOffsets({A0: 5})
+    planning = Planning({A0: (0, 5), B0: (0, 9)}, group=True, broker_offsets=brokers, start=LATEST)
+    planning.ownership.taken.add(A0)
+
+    assert planning.next() is None
+    brokers.offsets[B0] = 8
+    planning.clock.advance(4.0)
+
+    assert planning.next() == [(B0, 8, 9)]
+
+
 @pytest.mark.parametrize("has_broker_offsets", [True, False])
 def test_messages_that_were_given_back_are_read_from_the_first_wherever_the_group_begins(
     has_broker_offsets: bool,

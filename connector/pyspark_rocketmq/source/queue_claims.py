@@ -13,7 +13,7 @@ from pyspark_rocketmq.consume.beginnings import begin_new_queues
 from pyspark_rocketmq.consume.not_now import Rests, reports_no_members, sorted_out, waits
 from pyspark_rocketmq.consume.positions import RecentOffsets
 from pyspark_rocketmq.display import peer_text
-from pyspark_rocketmq.errors import OffsetError, RocketMQError
+from pyspark_rocketmq.errors import BrokerOffsetUnavailable, OffsetError, RocketMQError
 from pyspark_rocketmq.group.broker_offsets import Addresses, BrokerOffsets
 from pyspark_rocketmq.group.join import offset_key
 from pyspark_rocketmq.group.member import CALL_TIMEOUT_S
@@ -34,6 +34,11 @@ T = TypeVar("T")
 _STOP_S: Final = 30.0
 """How long a query that stops may take to leave the group, in seconds."""
 _PAUSE_S: Final = 0.5
+_BEGINNING_S: Final = 10.0
+"""Time for another member to write where the group begins, in seconds.
+
+Java's client stores its offsets every 5 s.
+"""
 
 
 class QueueClaims:
@@ -75,6 +80,8 @@ class QueueClaims:
         crash."""
         self._begun_in_part: set[MessageQueue] = set()
         """Queues whose start by the options may not have reached their brokers."""
+        self._begun_by_others: dict[MessageQueue, tuple[float, RocketMQError]] = {}
+        """Queues without an offset, of topics that others have begun: since when, and why they wait."""
         self._rests: Rests[MessageQueue] = Rests()
         """Queues for which a broker refused a request: a trigger may come every few milliseconds."""
         self._waits_for: frozenset[str] = frozenset()
@@ -117,7 +124,7 @@ class QueueClaims:
             waiting |= refused
             new = new.difference(waiting)
         at_broker = known or {}
-        starts, cannot_begin, no_starts = self._starts(new, rows, at_broker, waiting, snapshot)
+        starts, cannot_begin, no_starts = self._starts(new, rows, at_broker, waiting, snapshot, now_s=now_s)
         waiting |= cannot_begin | no_starts
         self._rests.note({queue: (refused | no_starts).get(queue) for queue in asked}, now_s)
         ready = {queue: starts.get(queue, 0) for queue in sorted(new) if queue in rows or queue in starts}
@@ -237,12 +244,14 @@ class QueueClaims:
         at_broker: Mapping[MessageQueue, int],
         not_reported: Waiting,
         snapshot: Snapshot,
+        *,
+        now_s: float,
     ) -> tuple[dict[MessageQueue, int], Waiting, Waiting]:
         """Return where queues without a row begin, and two groups of queues that must wait, with the reasons.
 
-        In the first group are queues whose topic cannot begin yet, because a broker is away or has not
-        reported the group's offset. In the second group are queues that begin by the options, but for which a
-        request failed now.
+        In the first group are queues whose topic cannot begin yet: a broker is away or has not reported the
+        group's offset, or another member may be beginning there. In the second group are queues that begin by
+        the options, but for which a request failed now.
 
         Args:
             reported: Queues to claim, of which ``at_broker`` has the group's offset if there is one.
@@ -250,6 +259,7 @@ class QueueClaims:
             at_broker: The group's offsets at the brokers.
             not_reported: Queues whose brokers did not report the group's offset, and why.
             snapshot: The bounds at the brokers.
+            now_s: Monotonic time in seconds.
         """
         unknown = [queue for queue in reported if queue not in rows]
         beginnings = begin_new_queues(
@@ -272,7 +282,10 @@ class QueueClaims:
         starts |= {queue: at_broker[queue] for queue in unknown if queue in at_broker}
         if beginnings.by_option:
             try:
-                starts |= self._beginning(beginnings.by_option, reported, at_broker, snapshot)
+                by_option, begun_elsewhere = self._beginning(
+                    beginnings.by_option, reported, at_broker, snapshot, now_s
+                )
+                return starts | by_option, {**beginnings.waiting, **begun_elsewhere}, {}
             except RocketMQError as error:
                 if not waits(error, has_worked=bool(rows)):
                     raise
@@ -285,8 +298,9 @@ class QueueClaims:
         reported: Collection[MessageQueue],
         at_broker: Mapping[MessageQueue, int],
         snapshot: Snapshot,
-    ) -> dict[MessageQueue, int]:
-        """Return where a new group begins in the queues ``by_option``.
+        now_s: float,
+    ) -> tuple[dict[MessageQueue, int], Waiting]:
+        """Return where a new group begins in the queues ``by_option``, and which of them wait, and why.
 
         With broker offsets, decide where all queues of their topics begin, and write this to the brokers
         before any queue is claimed.
@@ -298,23 +312,56 @@ class QueueClaims:
         if self._broker_offsets is None:
             positions = self._starts_by_options(snapshot, by_option)
             self._report_passed_over(positions, snapshot)
-            return positions
+            return positions, {}
         topics = {queue.topic for queue in by_option}
         queues = [queue for queue in snapshot.bounds if queue.topic in topics]
         known = {queue: at_broker[queue] for queue in queues if queue in at_broker}
         if others := [queue for queue in queues if queue not in reported]:
             known |= self._broker_offsets.read(others, snapshot.addresses)
-        undecided = [queue for queue in queues if queue not in known]
+        begun = {queue.topic for queue in known}
+        late = {queue for queue in by_option if queue.topic in begun} - self._begun_in_part
+        starts, waiting = self._begin_late(late, snapshot, now_s)
+        undecided = [
+            queue
+            for queue in queues
+            if queue not in known and (queue.topic not in begun or queue in self._begun_in_part)
+        ]
+        if undecided:
+            decided = self._begin_everywhere(undecided, snapshot)
+            starts |= {queue: decided[queue] for queue in by_option if queue not in late}
+        return starts, waiting
+
+    def _begin_everywhere(
+        self, undecided: Collection[MessageQueue], snapshot: Snapshot
+    ) -> dict[MessageQueue, int]:
+        """Have the queues ``undecided`` begin by the options, also at their brokers; return where that is."""
+        assert self._broker_offsets is not None
         positions = self._starts_by_options(snapshot, undecided)
         # Other members may have begun and consumed while this process stood still.
-        known |= self._broker_offsets.read(undecided, snapshot.addresses)
+        known = self._broker_offsets.read(undecided, snapshot.addresses)
         positions = {queue: position for queue, position in positions.items() if queue not in known}
         self._begun_in_part |= positions.keys()
         self._broker_offsets.write(positions, snapshot.addresses)
         self._begun_in_part -= positions.keys()
         self._report_passed_over(positions, snapshot)
-        decided = known | positions
-        return {queue: decided[queue] for queue in by_option}
+        return {**known, **positions}
+
+    def _begin_late(
+        self, queues: Collection[MessageQueue], snapshot: Snapshot, now_s: float
+    ) -> tuple[dict[MessageQueue, int], Waiting]:
+        """Return where ``queues`` of topics begin in which other members have begun, and which of them wait.
+
+        They were created after the group began, and begin with their first messages. Or another member is
+        about to write where the group begins in them: they wait for it for 10 s.
+        """
+        since = {
+            queue: self._begun_by_others.get(queue) or (now_s, _may_be_begun(self._group, queue))
+            for queue in queues
+        }
+        self._begun_by_others = since
+        waiting = {queue: why for queue, (at_s, why) in since.items() if now_s - at_s < _BEGINNING_S}
+        at_first = {queue: snapshot.bounds[queue].min_offset for queue in queues if queue not in waiting}
+        return at_first, waiting
 
     def _report_passed_over(self, positions: Mapping[MessageQueue, int], snapshot: Snapshot) -> None:
         """Log a warning if a new group skips stored messages, which users may not expect."""
@@ -330,6 +377,14 @@ class QueueClaims:
             ", ".join(sorted({queue.topic for queue in positions})),
             messages,
         )
+
+
+def _may_be_begun(group: str, queue: MessageQueue) -> RocketMQError:
+    return BrokerOffsetUnavailable(
+        f"At the brokers group {group} has offsets in other queues of topic {queue.topic}, but none in "
+        f"{queue}: the queue was created later, or another member is just beginning in this topic. If there "
+        f"is still none after {_BEGINNING_S:.0f} s, the queue begins with its first message."
+    )
 
 
 def _at_each_broker(
