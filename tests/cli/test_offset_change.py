@@ -41,7 +41,7 @@ from pyspark_rocketmq.client.cluster import stored_at_s
 from pyspark_rocketmq.clock import SystemClock
 from pyspark_rocketmq.commit.recovery import check_sink, reset_to_sink
 from pyspark_rocketmq.delta.snapshot import TableSnapshot
-from pyspark_rocketmq.errors import OffsetError, OptionError, SinkConflict, SinkSetBack
+from pyspark_rocketmq.errors import OffsetError, OptionError, RequestTimeout, SinkConflict, SinkSetBack
 from pyspark_rocketmq.group.join import client_id, join_group, offset_key
 from pyspark_rocketmq.group.member import RunningMember
 from pyspark_rocketmq.model import Message, MessageQueue, QueueState
@@ -894,6 +894,27 @@ def test_a_member_that_does_not_report_what_it_consumes_is_not_harmed_either(
             live.do(reset, ToOffset(2), sink=sink.path, rewinds_sink=rewinds_sink, is_forced=rewinds_sink)
         assert not faults.pending
     finally:
+def test_a_reset_to_a_time_that_one_queue_s_broker_does_not_look_up_changes_nothing(
+    cluster: ClusterUnderTest, topic: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """F5, F3: it gives the bounds, and no answer later; half a reset would be worse than none."""
+    shop = Shop(DeltaOffsetStore(tmp_path / "offsets"), name_servers=(cluster.name_servers,))
+    queues = [MessageQueue(topic, "broker-a", number) for number in (0, 1)]
+    shop.stands_at(at=dict.fromkeys(queues, 4))
+    search = BrokerClient.search_offset
+
+    def searches(self: BrokerClient, address: Any, queue: MessageQueue, at_ms: int) -> int:
+        if queue == queues[1]:
+            raise RequestTimeout(str(address), "SEARCH_OFFSET_BY_TIMESTAMP", 1.0)
+        return search(self, address, queue, at_ms)
+
+    monkeypatch.setattr(BrokerClient, "search_offset", searches)
+
+    with pytest.raises(JobFailed, match=r"Nothing was changed: the brokers do not answer.*queue=1"):
+        shop.do(reset, ToTime(LATER_S))
+    assert set(shop.now().values()) == {4}
+
+
         faults.clear()
     assert set(live.now().values()) == {4}
 

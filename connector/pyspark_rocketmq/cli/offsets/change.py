@@ -15,7 +15,7 @@ import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeVar
 
 from deltalake import DeltaTable
 from deltalake.exceptions import TableNotFoundError
@@ -61,6 +61,8 @@ from pyspark_rocketmq.sinks.delta.watermarks import read_queues
 
 if TYPE_CHECKING:
     from pyspark_rocketmq.sinks.delta.sink import DeltaSink
+
+T = TypeVar("T")
 
 _RUNS_IF_YOUNGER_S = 60.0
 """If no broker can be queried, a group whose rows changed within this time counts as running."""
@@ -329,7 +331,7 @@ class _OffsetChange:
             case ToTime(at_s):
                 self.needed_bounds(queues)
                 assert self._cluster is not None
-                return self._cluster.stored_from(queues, at_s)
+                return _complete(queues, self._cluster.stored_from(queues, at_s))
 
     def _as_of(self, then: Mapping[MessageQueue, OffsetRow]) -> dict[MessageQueue, int]:
         """Return the next offset in each of the earlier rows ``then``.
@@ -378,15 +380,7 @@ class _OffsetChange:
                 "This change needs the first and last offset of each queue, which only the brokers have: "
                 "give option 'nameServers'."
             )
-        bounds = self._bounds({queue.topic for queue in queues})
-        missing = sorted(set(queues).difference(bounds))
-        if missing:
-            raise JobFailed(
-                "Nothing was changed: the brokers do not answer, or no longer have these queues: "
-                f"{'; '.join(str(queue) for queue in missing)}. Start the brokers, or choose other queues "
-                "with --topic and --queue."
-            )
-        return bounds
+        return _complete(queues, self._bounds({queue.topic for queue in queues}))
 
     def apply(self, wanted: Wanted, options: ChangeOptions, console: Console) -> None:
         """Make the moves, then show them; in a dry run, or if they are refused, only show them.
@@ -527,3 +521,15 @@ class _OffsetChange:
 
     def _bounds(self, topics: set[str] | frozenset[str]) -> dict[MessageQueue, QueueBounds]:
         return {} if self._cluster is None else self._cluster.bounds(sorted(topics))
+
+
+def _complete(queues: Iterable[MessageQueue], found: dict[MessageQueue, T]) -> dict[MessageQueue, T]:
+    """Return ``found``, the brokers' answers; raise ``JobFailed`` if that of one of ``queues`` is missing."""
+    missing = sorted(set(queues).difference(found))
+    if missing:
+        raise JobFailed(
+            "Nothing was changed: the brokers do not answer, or no longer have these queues: "
+            f"{'; '.join(str(queue) for queue in missing)}. Start the brokers, or choose other queues "
+            "with --topic and --queue."
+        )
+    return found
