@@ -298,6 +298,62 @@ def test_a_group_is_cloned_with_another_s_offsets(shop: Shop) -> None:
         copy.do(clone, "elt")
 
 
+def named(shop: Shop, group: str, **settings: Any) -> Shop:
+    """Return the same store with another group in the options."""
+    texts = {"offsetStore": shop.store.spec, "consumerGroup": group, **settings}
+    other = Shop(shop.store)
+    other.settings = OffsetsChangeSettings.parse(texts)
+    return other
+
+
+def test_a_new_group_of_a_namespace_is_not_the_stored_one_without_it(shop: Shop) -> None:
+    """F5, L8: its full name is the one that the other commands show."""
+    shop.store.reset("other", {A0: 7})
+
+    with pytest.raises(JobFailed, match=r"There is nothing to change: group 'shop%etl'"):
+        named(shop, "shop%etl").do(reset, ToOffset(3), is_new_group=True)
+    named(shop, "shop%etl").do(clone, "other")
+
+    assert shop.now() == {A0: 20, A1: 30}
+    assert shop.now("shop%etl") == {A0: 7}
+
+
+def test_a_name_that_may_be_a_new_group_or_a_stored_one_is_refused(shop: Shop) -> None:
+    """F5, L8: a group that is stored under exactly this name is preferred."""
+    shop.store.reset("shop%other", {A0: 7})
+    shop.store.reset("bc@one", {A0: 8})
+
+    for name in ("other", "bc"):
+        with pytest.raises(JobFailed, match=rf"'{name}' may mean a new group '{name}' or one .*--new-group"):
+            named(shop, name).do(clone, GROUP)
+    named(shop, "bc@two").do(clone, "bc@one")
+    shop.store.reset("other", {A0: 3})
+    named(shop, "other").do(reset, ToOffset(4))
+
+    assert shop.now("bc@two") == {A0: 8}
+    assert shop.now("other") == {A0: 4}
+    assert shop.now("shop%other") == {A0: 7}
+
+
+def test_one_of_several_instances_is_chosen_by_the_name_that_the_error_gives(shop: Shop) -> None:
+    """F5, D3"""
+    for instance, offset in (("w1", 7), ("east/w2", 8)):
+        shop.store.reset(f"bc@{instance}", {A0: offset})
+
+    with pytest.raises(JobFailed, match="Give one of these names: bc@east/w2, bc@w1"):
+        named(shop, "bc").do(reset, ToOffset(1))
+    named(shop, "bc@east/w2").do(reset, ToOffset(1))
+
+    assert shop.now("bc@w1") == {A0: 7}
+    assert shop.now("bc@east/w2") == {A0: 1}
+
+
+def test_a_name_of_another_namespace_than_the_options_is_refused(shop: Shop) -> None:
+    """L8"""
+    with pytest.raises(JobFailed, match="'shop%etl' names namespace 'shop', but the options name 'mall'"):
+        named(shop, "shop%etl", namespace="mall").do(reset, ToOffset(3), is_new_group=True)
+
+
 def test_targets_that_only_brokers_know_need_the_brokers(shop: Shop) -> None:
     commands: tuple[Callable[[], object], ...] = (
         lambda: shop.do(reset, ToBound("earliest")),
@@ -838,6 +894,27 @@ def test_a_reset_to_a_time_begins_with_the_first_message_stored_then(
     assert shop.do(reset, ToTime(LATER_S)) == [(0, 6), (1, 6)]
 
 
+def test_a_reset_to_a_time_that_one_queue_s_broker_does_not_look_up_changes_nothing(
+    cluster: ClusterUnderTest, topic: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """F5, F3: it gives the bounds, and no answer later; half a reset would be worse than none."""
+    shop = Shop(DeltaOffsetStore(tmp_path / "offsets"), name_servers=(cluster.name_servers,))
+    queues = [MessageQueue(topic, "broker-a", number) for number in (0, 1)]
+    shop.stands_at(at=dict.fromkeys(queues, 4))
+    search = BrokerClient.search_offset
+
+    def searches(self: BrokerClient, address: Any, queue: MessageQueue, at_ms: int) -> int:
+        if queue == queues[1]:
+            raise RequestTimeout(str(address), "SEARCH_OFFSET_BY_TIMESTAMP", 1.0)
+        return search(self, address, queue, at_ms)
+
+    monkeypatch.setattr(BrokerClient, "search_offset", searches)
+
+    with pytest.raises(JobFailed, match=r"Nothing was changed: the brokers do not answer.*queue=1"):
+        shop.do(reset, ToTime(LATER_S))
+    assert set(shop.now().values()) == {4}
+
+
 def test_an_instance_that_runs_is_not_harmed_although_others_have_its_queues_too(
     cluster: ClusterUnderTest, topic: str, tmp_path: Path
 ) -> None:
@@ -894,27 +971,6 @@ def test_a_member_that_does_not_report_what_it_consumes_is_not_harmed_either(
             live.do(reset, ToOffset(2), sink=sink.path, rewinds_sink=rewinds_sink, is_forced=rewinds_sink)
         assert not faults.pending
     finally:
-def test_a_reset_to_a_time_that_one_queue_s_broker_does_not_look_up_changes_nothing(
-    cluster: ClusterUnderTest, topic: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """F5, F3: it gives the bounds, and no answer later; half a reset would be worse than none."""
-    shop = Shop(DeltaOffsetStore(tmp_path / "offsets"), name_servers=(cluster.name_servers,))
-    queues = [MessageQueue(topic, "broker-a", number) for number in (0, 1)]
-    shop.stands_at(at=dict.fromkeys(queues, 4))
-    search = BrokerClient.search_offset
-
-    def searches(self: BrokerClient, address: Any, queue: MessageQueue, at_ms: int) -> int:
-        if queue == queues[1]:
-            raise RequestTimeout(str(address), "SEARCH_OFFSET_BY_TIMESTAMP", 1.0)
-        return search(self, address, queue, at_ms)
-
-    monkeypatch.setattr(BrokerClient, "search_offset", searches)
-
-    with pytest.raises(JobFailed, match=r"Nothing was changed: the brokers do not answer.*queue=1"):
-        shop.do(reset, ToTime(LATER_S))
-    assert set(shop.now().values()) == {4}
-
-
         faults.clear()
     assert set(live.now().values()) == {4}
 

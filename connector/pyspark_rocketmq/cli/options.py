@@ -13,6 +13,7 @@ from pyspark_rocketmq.cli.settings import (
     ClusterAccess,
     like_consumer,
     like_source,
+    like_stored_group,
     like_writer,
     parse_location,
     parse_table,
@@ -98,8 +99,8 @@ class OffsetsShowSettings(ClusterAccess):
 
     offset_store: str = like_source("offset_store", required=True, doc=OFFSET_STORE_DOC)
     storage_secrets: str | None = like_source("storage_secrets", doc=STORAGE_DOC)
-    consumer_group: str | None = like_source(
-        "consumer_group", default_text="all groups", doc="The consumer group to show."
+    consumer_group: str | None = like_stored_group(
+        default_text="all groups", doc="The consumer group to show."
     )
     name_servers: tuple[str, ...] | None = like_source(
         "name_servers", default=None, default_text="none: without the broker's bounds and the lag"
@@ -117,7 +118,7 @@ class OffsetsHistorySettings(ClusterAccess):
 
     offset_store: str = like_source("offset_store", required=True, doc=OFFSET_STORE_DOC)
     storage_secrets: str | None = like_source("storage_secrets", doc=STORAGE_DOC)
-    consumer_group: str = like_source("consumer_group", required=True, doc=GROUP_DOC)
+    consumer_group: str = like_stored_group(required=True, doc=GROUP_DOC)
     name_servers: tuple[str, ...] | None = like_source(
         "name_servers", default=None, default_text="none", doc="Not used: the store has all the facts."
     )
@@ -130,7 +131,7 @@ class OffsetsChangeSettings(ClusterAccess):
 
     offset_store: str = like_source("offset_store", required=True, doc=OFFSET_STORE_DOC)
     storage_secrets: str | None = like_source("storage_secrets", doc=STORAGE_DOC)
-    consumer_group: str = like_source("consumer_group", required=True, doc="The consumer group to move.")
+    consumer_group: str = like_stored_group(required=True, doc="The consumer group to move.")
     name_servers: tuple[str, ...] | None = like_source(
         "name_servers", default=None, default_text="none: without bounds, times, and who is consuming"
     )
@@ -144,8 +145,8 @@ class OffsetsLagSettings(ClusterAccess):
     offset_store: str = like_source("offset_store", required=True, doc=OFFSET_STORE_DOC)
     storage_secrets: str | None = like_source("storage_secrets", doc=STORAGE_DOC)
     name_servers: tuple[str, ...] = like_source("name_servers")
-    consumer_group: str | None = like_source(
-        "consumer_group", default_text="all groups", doc="The consumer group to look at."
+    consumer_group: str | None = like_stored_group(
+        default_text="all groups", doc="The consumer group to look at."
     )
     request_timeout_ms: int = like_source(
         "request_timeout_ms",

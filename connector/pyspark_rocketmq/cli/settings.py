@@ -21,7 +21,7 @@ from pyspark_rocketmq.errors import OptionError
 from pyspark_rocketmq.options.connection import connection_problems, implied_namespace
 from pyspark_rocketmq.options.consumer import ConsumerOptions
 from pyspark_rocketmq.options.declare import OptionSet, OptionSpec, option, specs_of
-from pyspark_rocketmq.options.parsers import parses, text_value
+from pyspark_rocketmq.options.parsers import Parser, instance_name, parses, resource_name, text_value
 from pyspark_rocketmq.options.read import ReadOptions
 from pyspark_rocketmq.options.store_spec import StoreKind, StoreSpec
 from pyspark_rocketmq.options.write import WriteOptions
@@ -47,9 +47,22 @@ class JobFailed(Exception):
 def like_source(name: str, **given: Any) -> Any:
     """Declare a command's option like the data source's option with field ``name``.
 
-    ``given`` may set another ``default``, ``default_text`` or ``doc``, or ``required=True``.
+    ``given`` may set another ``default``, ``default_text``, ``doc`` or ``parse``, or ``required=True``.
     """
     return _like(ReadOptions, name, **given)
+
+
+@parses("string")
+def stored_group(text: str) -> str:
+    """Parse a group's name in an offset store: ``GROUP``, or ``GROUP@INSTANCE`` if it is broadcasting."""
+    name, at, instance = text.strip().partition("@")
+    group = resource_name("consumer group", 255)(name)
+    return f"{group}@{instance_name(instance)}" if at else group
+
+
+def like_stored_group(**given: Any) -> Any:
+    """Declare option ``consumerGroup`` of a command that looks a group up in the offset store."""
+    return like_source("consumer_group", parse=stored_group, **given)
 
 
 def like_writer(name: str, **given: Any) -> Any:
@@ -76,10 +89,11 @@ def _like(
     default: Any = dataclasses.MISSING,
     default_text: str | None = None,
     doc: str | None = None,
+    parse: Parser[Any] | None = None,
 ) -> Any:
     """Declare an option like field ``name`` of ``options``, except for the arguments that are given.
 
-    Key, parser and unit are always the same. Give ``doc`` if the option means something else in the command,
+    Key and unit are always the same. Give ``doc`` if the option means something else in the command,
     ``default`` if the command has another default.
     """
     field = next(field for field in dataclasses.fields(options) if field.name == name)
@@ -90,7 +104,9 @@ def _like(
     if not is_required:
         own_text = spec.default_text if has_own else None
         known = {"default": field.default if has_own else default, "default_text": default_text or own_text}
-    return option(spec.key, spec.parse, unit=spec.unit, secret=spec.secret, **known).doc(doc or spec.doc)
+    return option(spec.key, parse or spec.parse, unit=spec.unit, secret=spec.secret, **known).doc(
+        doc or spec.doc
+    )
 
 
 def gather_texts(conf: Path | None, pairs: Sequence[str]) -> tuple[dict[str, str], list[str]]:

@@ -22,7 +22,7 @@ from deltalake.exceptions import TableNotFoundError
 from rich.console import Console
 
 from pyspark_rocketmq.cli.offsets.cluster import ClusterInspector, members_holding
-from pyspark_rocketmq.cli.offsets.groups import StoredGroup, open_group
+from pyspark_rocketmq.cli.offsets.groups import StoredGroup, open_group, open_group_or_new
 from pyspark_rocketmq.cli.offsets.moves import (
     EARLIEST,
     AtTime,
@@ -239,7 +239,9 @@ def reset(
         RocketMQError: If the store does not answer, or its history does not go back so far.
     """
     is_position = not isinstance(target, AtTime | AtVersion | ToSink)
-    change = _OffsetChange(settings, may_be_new=is_position and options.is_new_group)
+    may_be_new = is_position and options.is_new_group
+    group = open_group_or_new(settings, settings.consumer_group, is_new=True) if may_be_new else None
+    change = _OffsetChange(settings, group)
     if isinstance(target, ToSink):
         change.apply(
             Wanted(change.lost_by_sink(options), forgets_sinks=True, are_recorded=True), options, console
@@ -289,8 +291,8 @@ def clone(settings: OffsetsChangeSettings, source: str, options: ChangeOptions, 
     Raises:
         JobFailed: If the move cannot or must not be made, or is incomplete; the error reports what changed.
     """
-    change = _OffsetChange(settings, may_be_new=True)
-    rows = open_group(settings, source, must_exist=True).rows
+    change = _OffsetChange(settings, open_group_or_new(settings, settings.consumer_group, is_new=False))
+    rows = open_group(settings, source).rows
     targets = {queue: row.next_offset for queue, row in rows.items() if options.choice.takes(queue)}
     change.apply(Wanted(targets), options, console)
 
@@ -298,11 +300,12 @@ def clone(settings: OffsetsChangeSettings, source: str, options: ChangeOptions, 
 class _OffsetChange:
     """The change of one group, with its cluster if name servers are given."""
 
-    def __init__(self, settings: OffsetsChangeSettings, *, may_be_new: bool = False) -> None:
+    def __init__(self, settings: OffsetsChangeSettings, group: StoredGroup | None = None) -> None:
+        """Take the group to change, by default the stored group that ``settings`` name."""
         self._settings = settings
         self._clock = SystemClock()
         self._storage = StorageOptions.parse(settings.storage_secrets)
-        self.group: StoredGroup = open_group(settings, settings.consumer_group, must_exist=not may_be_new)
+        self.group = group or open_group(settings, settings.consumer_group)
         self._cluster: ClusterInspector | None = None
         if settings.name_servers is not None:
             self._cluster = ClusterInspector(settings, self.group.name.namespace, self._clock)

@@ -118,24 +118,60 @@ def read_groups(settings: StoreSettings, consumer_group: str | None) -> GroupRow
     return {name: list(store.read(str(name)).values()) for name in chosen}
 
 
-def open_group(settings: StoreSettings, consumer_group: str, *, must_exist: bool) -> StoredGroup:
-    """Return the only group called ``consumer_group``, or a group without rows if there is none.
+def open_group(settings: StoreSettings, consumer_group: str) -> StoredGroup:
+    """Return the stored group called ``consumer_group``.
 
-    ``GROUP@INSTANCE`` names one of several instances of a broadcasting group.
+    The name may leave out the namespace, and the instance of a broadcasting group (``GROUP@INSTANCE``), where
+    only one group fits. A group that is stored under exactly this name is preferred.
 
     Raises:
-        JobFailed: If the store is missing or has no group at all; with ``must_exist``, if there is no such
-            group; or if several match.
+        JobFailed: If the store is missing, or has no such group, or several fit.
     """
     store = _opened(settings)
-    chosen = _chosen(store, consumer_group, settings.namespace)
-    if len(chosen) > 1:
-        names = ", ".join(str(name) for name in chosen)
-        raise JobFailed(f"Several groups are called '{consumer_group}'. Give one of these names: {names}.")
-    if not chosen and must_exist:
+    key = _key(consumer_group, settings.namespace)
+    fitting = _chosen(store, consumer_group, settings.namespace)
+    if not fitting:
         raise JobFailed(_unknown(store, consumer_group))
-    name = chosen[0] if chosen else OffsetKey(settings.namespace or "", *_group_and_instance(consumer_group))
+    if key not in fitting and len(fitting) > 1:
+        names = ", ".join(str(name) for name in fitting)
+        raise JobFailed(f"Several groups are called '{consumer_group}'. Give one of these names: {names}.")
+    return _stored(store, key if key in fitting else fitting[0])
+
+
+def open_group_or_new(settings: StoreSettings, consumer_group: str, *, is_new: bool) -> StoredGroup:
+    """Return the group of exactly this name in the namespace of ``settings``; without rows if it is new.
+
+    ``is_new`` says that the user knows of other groups that fit the name.
+
+    Raises:
+        JobFailed: If the store is missing or has no group at all; or unless ``is_new``, if the store has no
+            group of this name, but the name also fits another group.
+    """
+    store = _opened(settings)
+    key = _key(consumer_group, settings.namespace)
+    fitting = _chosen(store, consumer_group, settings.namespace)
+    if fitting and key not in fitting and not is_new:
+        names = ", ".join(str(name) for name in fitting)
+        raise JobFailed(
+            f"'{consumer_group}' may mean a new group '{key}' or one that the store {_place(store)} has: "
+            f"{names}. Give the full name of the stored group; to make the new one, let it begin with "
+            "`pyspark-rocketmq offsets reset --new-group`."
+        )
+    return _stored(store, key)
+
+
+def _stored(store: OffsetStore, name: OffsetKey) -> StoredGroup:
     return StoredGroup(store, name, store.read(str(name)))
+
+
+def _key(consumer_group: str, namespace: str | None) -> OffsetKey:
+    key = OffsetKey.parse(consumer_group)
+    if key.namespace and namespace is not None and key.namespace != namespace:
+        raise JobFailed(
+            f"Consumer group '{consumer_group}' names namespace '{key.namespace}', but the options name "
+            f"'{namespace}'. Correct one of them."
+        )
+    return key._replace(namespace=key.namespace or namespace or "")
 
 
 def _opened(settings: StoreSettings) -> OffsetStore:
@@ -156,11 +192,6 @@ def _is_meant(name: OffsetKey, consumer_group: str | None, namespace: str | None
     shared = name._replace(instance=None)
     with_instance = str(name._replace(namespace=""))
     return consumer_group is None or consumer_group in (name.group, str(shared), str(name), with_instance)
-
-
-def _group_and_instance(text: str) -> tuple[str, str | None]:
-    parsed = OffsetKey.parse(text)
-    return parsed.group, parsed.instance
 
 
 def _unknown(store: OffsetStore, consumer_group: str) -> str:

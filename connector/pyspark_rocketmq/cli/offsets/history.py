@@ -34,7 +34,7 @@ def show_history(settings: OffsetsHistorySettings, limit: int, form: OutputForm,
     Raises:
         JobFailed: If there is no such store or group, or the store keeps no history.
     """
-    group = open_group(settings, settings.consumer_group, must_exist=True)
+    group = open_group(settings, settings.consumer_group)
     records = [_record(change) for change in reversed(group.changes[-limit:])]
     print_records(console, form, f"Changes of consumer group {group.name}", tuple(_record(None)), records)
 
@@ -51,9 +51,9 @@ def show_diff(
         JobFailed: If there is no such store, group or version, or the store keeps no history.
         OffsetError: If the store does not go back so far.
     """
-    group = open_group(settings, settings.consumer_group, must_exist=True)
+    group = open_group(settings, settings.consumer_group)
     if isinstance(other, str):
-        before, after = group.rows, open_group(settings, other, must_exist=True).rows
+        before, after = group.rows, open_group(settings, other).rows
         title = f"from {group.name} to {other}"
     else:
         change = group.change_at(other.since)

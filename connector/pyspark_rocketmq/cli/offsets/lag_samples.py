@@ -44,7 +44,7 @@ def lag_history(settings: OffsetsLagSettings, hours: float, clock: Clock | None 
     """
     if settings.consumer_group is None:
         raise JobFailed("A chart shows one group: name it with option 'consumerGroup'.")
-    group = open_group(settings, settings.consumer_group, must_exist=True)
+    group = open_group(settings, settings.consumer_group)
     clock = clock or SystemClock()
     changes = group.changes
     if not changes:
