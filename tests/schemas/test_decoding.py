@@ -8,6 +8,7 @@ import decimal
 import io
 import json
 import pickle
+import re
 import sys
 import uuid
 from collections.abc import Iterator
@@ -142,6 +143,16 @@ def test_json_needs_no_registry() -> None:
     for payload in (b"{", b"{} {}", b"\xff", b'{"a": NaN}', b"[" * 100_000):
         with pytest.raises(BadRecord, match="not JSON in UTF-8"):
             decode(message(b"\0\0\0\0\0\0\0\x07" + payload))
+
+
+def test_a_json_number_that_is_too_large_is_a_bad_record() -> None:
+    """K4: Python would make it infinite, which JSON cannot express."""
+    decode = SchemaRegistry("http://127.0.0.1:1").decoder(framing="rocketmq-json", format="json")
+
+    for number in (b"1e999", b"-1e400", b"1" * 400 + b".0"):
+        with pytest.raises(BadRecord, match=r"1.* is too large for a float"):
+            decode(message(b"\0\0\0\0\0\0\0\x07" + b'{"a": [%s]}' % number))
+    assert decode(message(b"\0\0\0\0\0\0\0\x07" + b'{"a": -1.7e308}')) == {"a": -1.7e308}
 
 
 @pytest.mark.parametrize(
@@ -321,6 +332,24 @@ def test_logical_types_have_their_columns(registry: FakeRegistry) -> None:
     }  # fmt: skip
 
 
+@pytest.mark.parametrize("logical", ["timestamp-nanos", "local-timestamp-nanos", None])
+def test_a_time_that_is_decoded_to_a_number_is_a_bad_record(
+    registry: FakeRegistry, logical: str | None
+) -> None:
+    """K4: fastavro has no times of nanoseconds; a column of numbers takes them."""
+    kind = "long" if logical is None else {"type": "long", "logicalType": logical}
+    registry.add(31, {"type": "record", "name": "N", "fields": [{"name": "at", "type": kind}]})
+    one = message(confluent(31, avro("long", 1_700_000_000_123_456_789)))
+    batch, decode = ArrowMessages.of([one]).batch, registry.client().decoder()
+
+    (as_time,) = decode.columns(batch, pa.schema([("at", pa.timestamp("ns", "UTC"))])).to_pylist()
+    (as_number,) = decode.columns(batch, pa.schema([("at", pa.int64())])).to_pylist()
+
+    assert as_time["badRecord"] == one.body
+    assert "A column of times takes only times" in as_time["badReason"]
+    assert (as_number["at"], as_number["badRecord"]) == (1_700_000_000_123_456_789, None)
+
+
 @settings(deadline=None, max_examples=150)
 @given(payload=st.binary(max_size=60), which=st.sampled_from([7, 8, 31]))
 def test_no_payload_ends_in_another_error(payload: bytes, which: int) -> None:
@@ -483,6 +512,20 @@ def test_protobuf_that_no_schema_decodes_is_a_bad_record(
         protobuf_registry.client().decoder(format="protobuf")(message(b"\0\0\0\0\x28" + body))
 
 
+NANOS = [
+    timestamp_pb2.Timestamp(seconds=1_700_000_000, nanos=123_456_789),
+    timestamp_pb2.Timestamp(seconds=-1, nanos=1),
+    duration_pb2.Duration(seconds=1, nanos=999_999_999),
+    duration_pb2.Duration(nanos=-3),
+]
+
+
+def one_field(value: Any) -> bytes:
+    """Return a protobuf message whose field 1 is the message ``value``."""
+    encoded = value.SerializeToString()
+    return b"\x0a" + bytes([len(encoded)]) + bytes(encoded)
+
+
 @pytest.mark.parametrize(
     "value",
     [
@@ -497,14 +540,44 @@ def test_a_protobuf_time_that_python_cannot_hold_is_a_bad_record(registry: FakeR
     file = FileDescriptorProto(name="a", syntax="proto3", dependency=[kind.file.name])
     file.message_type.add(name="A").field.extend([field("at", 1, "MESSAGE", type_name=f".{kind.full_name}")])
     registry.add(40, as_registered(file))
-    encoded = value.SerializeToString()
-    bodies = [b"\0\0\0\0\x28\0" + part for part in (b"", b"\x0a" + bytes([len(encoded)]) + encoded)]
+    bodies = [b"\0\0\0\0\x28\0" + part for part in (b"", one_field(value))]
     batch = ArrowMessages.of([message(body, 5 + at) for at, body in enumerate(bodies)]).batch
 
     found = registry.client().decoder(format="protobuf").columns(batch, pa.schema([])).to_pylist()
 
     assert [row["badRecord"] for row in found] == [None, bodies[1]]
     assert "does not fit its protobuf schema" in found[1]["badReason"]
+
+
+@pytest.mark.parametrize("value", [*NANOS, timestamp_pb2.Timestamp(seconds=2**34, nanos=1001)])
+def test_a_protobuf_time_finer_than_its_column_is_a_bad_record(registry: FakeRegistry, value: Any) -> None:
+    """K4: Go's times have nanoseconds; no digit of them is lost, and others than these columns may be read."""
+    kind = value.DESCRIPTOR
+    times = {"Timestamp": pa.timestamp("us", "UTC"), "Duration": pa.duration("us")}
+    registry.add(40, with_imports(kind.file.name, at=f".{kind.full_name}"))
+    batch = ArrowMessages.of([message(b"\0\0\0\0\x28\0" + one_field(value))]).batch
+    decode = registry.client().decoder(format="protobuf")
+
+    (row,) = decode.columns(batch, pa.schema([("at", times[kind.name])])).to_pylist()
+
+    assert row["badRecord"] is not None
+    assert re.search("the value of at would change|OutOfBounds", row["badReason"])
+
+
+@pytest.mark.parametrize("value", NANOS)
+def test_a_column_of_nanoseconds_holds_protobufs_times(registry: FakeRegistry, value: Any) -> None:
+    """K4: to the last digit; a listener that decodes one message gets them, too."""
+    kind = value.DESCRIPTOR
+    times = {"Timestamp": pa.timestamp("ns", "UTC"), "Duration": pa.duration("ns")}
+    registry.add(40, with_imports(kind.file.name, at=f".{kind.full_name}"))
+    one = message(b"\0\0\0\0\x28\0" + one_field(value))
+    decode = registry.client().decoder(format="protobuf")
+
+    found = decode.columns(ArrowMessages.of([one]).batch, pa.schema([("at", times[kind.name])]))
+
+    assert found["at"].cast(pa.int64()).to_pylist() == [value.ToNanoseconds()]
+    assert isinstance(decode(one)["at"], dt.datetime | dt.timedelta)
+    assert decode(one)["at"].value == value.ToNanoseconds()
 
 
 def test_a_protobuf_file_may_define_options(registry: FakeRegistry) -> None:

@@ -136,7 +136,8 @@ class BodyDecoder:
 
         Each message becomes a row of these columns: ``queueOffset``; the fields of ``schema``, null where a
         body lacks one; ``badRecord`` and ``badReason``, which are null unless the body cannot be decoded to a
-        record or a value does not fit its column: then they have the whole body and the reason.
+        record or a value does not fit its column: then they have the whole body and the reason. A number does
+        not fit a column of times, since its unit is unknown, nor does a time that is finer than the column.
 
         Raises:
             SchemaError: If ``schema`` has one of the added columns.

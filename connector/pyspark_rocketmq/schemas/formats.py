@@ -11,6 +11,7 @@ import base64
 import binascii
 import io
 import json
+import math
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final
 
@@ -33,19 +34,28 @@ def decode_json(payload: bytes, _: MessageType | None = None) -> Any:
     """Decode JSON in UTF-8, without a schema.
 
     Raises:
-        BadRecord: If it is not exactly one JSON value.
+        BadRecord: If it is not exactly one JSON value, or has a number that is too large.
     """
     try:
         return _JSON.decode(payload.decode())
     except (ValueError, RecursionError) as error:
-        raise BadRecord(f"The payload is not JSON in UTF-8: {error}") from error
+        raise BadRecord(
+            f"The payload is not JSON in UTF-8, or has a number that is too large: {error}"
+        ) from error
 
 
 def _no_constant(name: str) -> None:
     raise ValueError(f"{name} is no JSON number")
 
 
-_JSON: Final = json.JSONDecoder(parse_constant=_no_constant)
+def _finite(text: str) -> float:
+    value = float(text)
+    if math.isinf(value):
+        raise ValueError(f"{text[:_SHOWN]} is too large for a float")
+    return value
+
+
+_JSON: Final = json.JSONDecoder(parse_float=_finite, parse_constant=_no_constant)
 
 
 def avro_decoder(schema: RegisteredSchema, references: References, reader_schema: str | None) -> Decode:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from datetime import UTC
+from datetime import UTC, datetime, timedelta
 from importlib import import_module
-from typing import Any, Final
+from typing import Any, Final, cast
 
+import pandas as pd
 from google.protobuf import (
     any_pb2,
     api_pb2,
@@ -188,7 +189,11 @@ def as_value(message: Any) -> Any:
     A field that the message lacks is None, or its default if messages do not show whether it was set.
 
     A value of an enumeration is given by its name, or by its number if it has no known name.  ``Timestamp``,
-    ``Duration`` and wrappers such as ``Int32Value`` become the Python values that they stand for.
+    ``Duration`` and wrappers such as ``Int32Value`` become the Python values that they stand for. A time that
+    is finer than a microsecond is one of pandas, which is a datetime or a timedelta, too.
+
+    Raises:
+        ValueError, OverflowError: If a time is outside of what these can hold.
     """
     special = _SPECIAL.get(message.DESCRIPTOR.full_name)
     if special is not None:
@@ -216,9 +221,21 @@ def _one(value: Any, field: Any) -> Any:
     return value
 
 
+def _moment(message: Any) -> datetime:
+    if message.nanos % 1_000:
+        return pd.Timestamp(message.ToNanoseconds(), unit="ns", tz=UTC)
+    return cast("datetime", message.ToDatetime(tzinfo=UTC))
+
+
+def _duration(message: Any) -> timedelta:
+    if message.nanos % 1_000:
+        return pd.Timedelta(message.ToNanoseconds(), unit="ns")
+    return cast("timedelta", message.ToTimedelta())
+
+
 _SPECIAL: Final[Mapping[str, Any]] = {
-    "google.protobuf.Timestamp": lambda message: message.ToDatetime(tzinfo=UTC),
-    "google.protobuf.Duration": lambda message: message.ToTimedelta(),
+    "google.protobuf.Timestamp": _moment,
+    "google.protobuf.Duration": _duration,
     **{
         f"google.protobuf.{kind}Value": lambda message: message.value
         for kind in ("Bool", "Bytes", "Double", "Float", "Int32", "Int64", "String", "UInt32", "UInt64")

@@ -13,10 +13,19 @@ import pyarrow as pa
 Fits = Callable[[Any], bool]
 
 _MISFITS: Final = (pa.ArrowException, TypeError, ValueError, OverflowError)
-_MOST_FLOAT32: Final = 3.4028235677973366e38
-"""Smallest number that rounds to infinity as a float of 32 bits."""
-_MICROS: Final = {"s": 1_000_000, "ms": 1_000}
-"""Number of microseconds in one of Arrow's units of time, for the longer units."""
+_INFINITE: Final = {16: 65520.0, 32: 3.4028235677973366e38, 64: float("inf")}
+"""Smallest number that becomes infinite as a float, by the float's bits."""
+_EXACT: Final = 2.0**53
+"""Smallest whole number that as a float may stand for others beside it."""
+_NANOS: Final = {"s": 1_000_000_000, "ms": 1_000_000, "us": 1_000, "ns": 1}
+"""Number of nanoseconds in each of Arrow's units of time."""
+_LISTS: Final = (
+    pa.types.is_list,
+    pa.types.is_large_list,
+    pa.types.is_fixed_size_list,
+    pa.types.is_list_view,
+    pa.types.is_large_list_view,
+)
 
 
 def as_structs(values: list[Any], reasons: list[str | None], into: pa.StructType) -> pa.Array:
@@ -45,12 +54,18 @@ def as_structs(values: list[Any], reasons: list[str | None], into: pa.StructType
 
 def _misfit(value: Any, into: pa.StructType, fits: Fits | None) -> str | None:
     if fits is not None and not fits(value):
-        names = [
-            field.name
+        unfit = [
+            field
             for field in into
             if (fits_one := _fits(field.type)) is not None and not fits_one(value.get(field.name))
         ]
-        return f"the value of {', '.join(names)} would change."
+        reason = f"the value of {', '.join(field.name for field in unfit)} would change."
+        if any(_has_time(field.type) for field in unfit):
+            reason += (
+                " A column of times takes only times that are whole in its unit: declare a number as int64, "
+                "text as string, a finer time in nanoseconds."
+            )
+        return reason
     try:
         pa.array([value], into)
     except _MISFITS as misfit:
@@ -64,40 +79,56 @@ def _fits(kind: pa.DataType) -> Fits | None:
 
     Return None for a type whose unfit values pyarrow itself refuses.
     """
-    of = pa.types
-    found: Fits | None = None
-    if of.is_struct(kind):
-        found = _fits_struct(kind)
-    elif of.is_list(kind) or of.is_large_list(kind):
-        found = _fits_list(kind)
-    elif of.is_map(kind):
-        found = _fits_map(kind)
-    elif of.is_integer(kind):
-        found = _is_whole
-    elif of.is_float32(kind):
-        found = _is_float32
-    elif of.is_date(kind):
-        found = _is_day
-    elif (of.is_timestamp(kind) or of.is_time(kind)) and kind.unit in _MICROS:
-        found = _is_in_units(_MICROS[kind.unit])
-    return found
+    for is_kind, check_of in _CHECKS:
+        if is_kind(kind):
+            return check_of(kind)
+    return None
+
+
+def _has_time(kind: pa.DataType) -> bool:
+    return pa.types.is_temporal(kind) or any(_has_time(kind.field(at).type) for at in range(kind.num_fields))
 
 
 def _is_whole(value: Any) -> bool:
-    return value is None or type(value) is int or (isinstance(value, float) and value.is_integer())
+    return (
+        value is None
+        or type(value) is int
+        or (isinstance(value, float) and value.is_integer() and abs(value) < _EXACT)
+    )
 
 
-def _is_float32(value: Any) -> bool:
-    return not isinstance(value, float) or not _MOST_FLOAT32 <= abs(value) < float("inf")
+def _is_number(infinite: float) -> Fits:
+    def fits(value: Any) -> bool:
+        if not isinstance(value, float):
+            return type(value) is not bool
+        return not infinite <= abs(value) < float("inf")
+
+    return fits
 
 
 def _is_day(value: Any) -> bool:
-    return not isinstance(value, dt.datetime)
+    return value is None or (isinstance(value, dt.date) and not isinstance(value, dt.datetime))
 
 
-def _is_in_units(micros: int) -> Fits:
+# Times of pandas, which are Python's times, too, have nanoseconds.
+
+
+def _is_time(of: type[dt.datetime | dt.time], unit: int) -> Fits:
     def fits(value: Any) -> bool:
-        return not isinstance(value, dt.datetime | dt.time) or value.microsecond % micros == 0
+        return value is None or (
+            isinstance(value, of)
+            and (value.microsecond * 1_000 + getattr(value, "nanosecond", 0)) % unit == 0
+        )
+
+    return fits
+
+
+def _is_duration(unit: int) -> Fits:
+    def fits(value: Any) -> bool:
+        return value is None or (
+            isinstance(value, dt.timedelta)
+            and (value.microseconds * 1_000 + getattr(value, "nanoseconds", 0)) % unit == 0
+        )
 
     return fits
 
@@ -113,9 +144,16 @@ def _fits_struct(kind: pa.StructType) -> Fits | None:
     return fits_all
 
 
+def _is_list(kind: pa.DataType) -> bool:
+    return any(is_list(kind) for is_list in _LISTS)
+
+
 def _fits_list(kind: pa.ListType) -> Fits | None:
     fits = _fits(kind.value_type)
-    return None if fits is None else lambda value: not isinstance(value, list) or all(map(fits, value))
+    if fits is None:
+        return None
+    # Arrow takes bytes for a list of numbers, and these for times.
+    return lambda value: not isinstance(value, list | bytes) or all(map(fits, value))
 
 
 def _fits_map(kind: pa.MapType) -> Fits | None:
@@ -130,6 +168,21 @@ def _fits_map(kind: pa.MapType) -> Fits | None:
         )
 
     return fits
+
+
+_CHECKS: Final[tuple[tuple[Callable[[pa.DataType], bool], Callable[[Any], Fits | None]], ...]] = (
+    (pa.types.is_struct, _fits_struct),
+    (_is_list, _fits_list),
+    (pa.types.is_map, _fits_map),
+    (pa.types.is_dictionary, lambda kind: _fits(kind.value_type)),
+    (pa.types.is_integer, lambda _: _is_whole),
+    (pa.types.is_floating, lambda kind: _is_number(_INFINITE[kind.bit_width])),
+    (pa.types.is_date, lambda _: _is_day),
+    (pa.types.is_timestamp, lambda kind: _is_time(dt.datetime, _NANOS[kind.unit])),
+    (pa.types.is_time, lambda kind: _is_time(dt.time, _NANOS[kind.unit])),
+    (pa.types.is_duration, lambda kind: _is_duration(_NANOS[kind.unit])),
+)
+"""Kinds of Arrow's types, each with a function that returns the check of its values."""
 
 
 def _plain(value: Any) -> Any:
