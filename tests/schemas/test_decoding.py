@@ -350,6 +350,55 @@ def test_a_time_that_is_decoded_to_a_number_is_a_bad_record(
     assert (as_number["at"], as_number["badRecord"]) == (1_700_000_000_123_456_789, None)
 
 
+PRICE = {"type": "bytes", "logicalType": "decimal", "precision": 4, "scale": 2}
+AMOUNT = {"type": "fixed", "name": "A", "size": 16, "logicalType": "decimal", "precision": 38}
+MILLIS = {"type": "int", "logicalType": "time-millis"}
+MICROS = {"type": "long", "logicalType": "time-micros"}
+
+
+@pytest.mark.parametrize(
+    ("logical", "sent", "value"),
+    [
+        (PRICE, b"\0\0\x27\x0f", decimal.Decimal("99.99")),
+        (PRICE, b"\xd8\xf1", decimal.Decimal("-99.99")),
+        (PRICE, b"", decimal.Decimal("0.00")),
+        (PRICE, b"\x27\x10", None),
+        pytest.param(PRICE, b"\x01" * 2_000_000, None, id="takes minutes as a decimal"),
+        (AMOUNT, (2**125).to_bytes(16), decimal.Decimal(2**125)),
+        (AMOUNT, (2**127 - 1).to_bytes(16), None),
+        (MILLIS, 86_399_999, dt.time(23, 59, 59, 999_000)),
+        (MILLIS, 86_400_000, None),
+        (MILLIS, -1, None),
+        (MICROS, 1, dt.time(0, 0, 0, 1)),
+        (MICROS, -1, None),
+    ],
+)
+def test_decimals_and_times_of_day_are_exact_or_bad_records(
+    registry: FakeRegistry, logical: dict[str, Any], sent: Any, value: Any
+) -> None:
+    """K4: fastavro would round a decimal of too many digits, and make a time of a negative number."""
+    plain = {key: part for key, part in logical.items() if key != "logicalType"}
+    registry.add(31, twice(logical))
+    registry.add(32, twice(logical, {"name": "again", "type": ["null", "L"]}))
+    payload = avro(twice(plain), {"v": sent, "w": [sent]})
+    bodies = [confluent(31, payload), confluent(32, payload + b"\0")]
+
+    for body in bodies:
+        if value is None:
+            with pytest.raises(BadRecord, match=r"not fit its Avro schema: ValueError: a (decimal|time)"):
+                registry.client().decoder()(message(body))
+        else:
+            found = registry.client().decoder()(message(body))
+            assert (found["v"], found["w"]) == (value, [value])
+
+
+def twice(kind: dict[str, Any], *fields: dict[str, Any]) -> dict[str, Any]:
+    """Return the schema of a record with a value of a type, perhaps by its name, and a list of such values."""
+    items = {"type": "array", "items": kind.get("name", kind)}
+    both = [{"name": "v", "type": ["null", kind]}, {"name": "w", "type": items}]
+    return {"type": "record", "name": "L", "fields": [*both, *fields]}
+
+
 @settings(deadline=None, max_examples=150)
 @given(payload=st.binary(max_size=60), which=st.sampled_from([7, 8, 31]))
 def test_no_payload_ends_in_another_error(payload: bytes, which: int) -> None:

@@ -9,10 +9,13 @@ from __future__ import annotations
 
 import base64
 import binascii
+import datetime as dt
+import decimal
 import io
 import json
 import math
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from typing import Any, Final
 
 from pyspark_rocketmq.errors import BadRecord
@@ -75,6 +78,8 @@ def avro_decoder(schema: RegisteredSchema, references: References, reader_schema
         writer = fastavro.parse_schema(_avro_json(schema.text), named_schemas=named)
         shape = _AvroShape(named)
         shape.least_bytes(writer)
+        for each in (writer, *named.values()):
+            _use_own_readers(each)
     except BadRecord:
         raise
     except Exception as error:
@@ -82,6 +87,7 @@ def avro_decoder(schema: RegisteredSchema, references: References, reader_schema
             "The registry's schema for this body, or one that it refers to, is no Avro schema. Correct it in "
             f"the registry, or choose the format that the body has. {_reason(error)}"
         ) from error
+    fastavro.read.LOGICAL_READERS.update(_OWN_READERS)
     reader = None if reader_schema is None else parse_reader_schema(reader_schema)
     read: Any = slow.schemaless_reader if shape.is_recursive else fastavro.schemaless_reader
 
@@ -122,6 +128,52 @@ def _avro_json(text: str) -> Any:
         if text in _PRIMITIVES:
             return text
         raise
+
+
+def _use_own_readers(schema: Any) -> None:
+    """Rename logical types in a parsed schema, so that fastavro calls ``_OWN_READERS`` for them."""
+    if isinstance(schema, list):
+        for each in schema:
+            _use_own_readers(each)
+    elif isinstance(schema, dict):
+        if schema.get("logicalType") in _INEXACT:
+            schema["logicalType"] = _OWN + schema["logicalType"]
+        for part in ("type", "fields", "items", "values"):
+            _use_own_readers(schema.get(part))
+
+
+def _read_decimal(data: bytes, schema: Mapping[str, Any], *_: Any) -> decimal.Decimal:
+    unscaled, digits = int.from_bytes(data, "big", signed=True), schema["precision"]
+    # The bits are compared first: of a long number they are counted in much less time.
+    if unscaled.bit_length() > 4 * digits or (value := decimal.Decimal(unscaled)).adjusted() >= digits:
+        raise ValueError(f"a decimal has more than {digits} digits")
+    return value.scaleb(-schema.get("scale", 0), _EXACT)
+
+
+def _read_time(unit: dt.timedelta, data: int, *_: Any) -> dt.time:
+    after = data * unit
+    if not _NO_TIME <= after < _DAY:
+        raise ValueError("a time of day is not within a day")
+    return (_MIDNIGHT + after).time()
+
+
+_EXACT: Final = decimal.Context(prec=decimal.MAX_PREC, Emin=decimal.MIN_EMIN, Emax=decimal.MAX_EMAX)
+_MIDNIGHT: Final = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
+_NO_TIME: Final = dt.timedelta()
+_DAY: Final = dt.timedelta(days=1)
+_INEXACT: Final = frozenset({"decimal", "time-millis", "time-micros"})
+_OWN: Final = "pyspark-rocketmq-"
+_OWN_READERS: Final[Mapping[str, Callable[..., Any]]] = {
+    f"bytes-{_OWN}decimal": _read_decimal,
+    f"fixed-{_OWN}decimal": _read_decimal,
+    f"int-{_OWN}time-millis": partial(_read_time, dt.timedelta(milliseconds=1)),
+    f"long-{_OWN}time-micros": partial(_read_time, dt.timedelta(microseconds=1)),
+}
+"""Readers of logical types, by type and name as fastavro has them.
+
+fastavro's own ones round a decimal that has more digits than its schema permits, and make a time of day of a
+negative number.
+"""
 
 
 class _AvroShape:
