@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,7 +16,9 @@ from pyspark_rocketmq.cli.options import (
     ConsumeSettings,
     OffsetsLagSettings,
     OffsetsShowSettings,
+    PublishSettings,
     ReplaySettings,
+    TablesCompactSettings,
     Trigger,
 )
 from pyspark_rocketmq.cli.settings import ClusterAccess, gather_texts, load_settings
@@ -24,7 +27,7 @@ from pyspark_rocketmq.consumer.settings import SET_BY
 from pyspark_rocketmq.errors import OptionError
 from pyspark_rocketmq.model import BodyType, ConsumeFromWhere
 from pyspark_rocketmq.options.consumer import ConsumerOptions
-from pyspark_rocketmq.options.declare import specs_of
+from pyspark_rocketmq.options.declare import OptionSet, specs_of
 from pyspark_rocketmq.options.read import ReadOptions
 from tests.packaging.checkout import ROOT
 
@@ -338,6 +341,45 @@ def test_relative_paths_are_the_current_directorys_and_uris_stay(
 
     assert settings.sink == str(tmp_path / "lake/orders")
     assert settings.py_files == (str(tmp_path / "a.py"), "s3://bucket/b.zip")
+
+
+@pytest.mark.parametrize(
+    "uri", ["file:/lake/x", "FILE:/lake/x", "s3:/lake/x", "dbfs:/lake/x", "viewfs:/lake/x"]
+)
+@pytest.mark.parametrize(
+    "settings", [ConsumeSettings, DemoSettings, PublishSettings, ReplaySettings, TablesCompactSettings]
+)
+def test_no_uri_with_one_slash_is_a_folder_below_the_current_one(
+    settings: type[OptionSet], uri: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """J1: the package writes no table there; what only Spark reads is Spark's to understand."""
+    monkeypatch.chdir(tmp_path)
+    ours = {"sink", "sinkStaging", "toTable", "record", "table", "workDir"}
+    sparks = {"checkpoint", "input", "pyFiles"}
+
+    for spec in specs_of(settings):
+        if spec.key in ours and uri.lower().startswith("file:"):
+            assert spec.parse(uri) == "/lake/x"
+        elif spec.key in ours:
+            with pytest.raises(ValueError, match=f"^cannot be used: .*'{uri}'"):
+                spec.parse(uri)
+        elif spec.key in sparks:
+            assert spec.parse(uri) in {uri, (uri,)}
+        else:
+            with suppress(ValueError):
+                assert str(tmp_path) not in str(spec.parse(uri))
+
+
+def test_a_uri_with_one_slash_is_refused_with_what_to_write() -> None:
+    """J1"""
+    others = [pair for pair in CONSUME if not pair.startswith("sink=")]
+
+    assert problems_of(ConsumeSettings, *others, "sink=s3:/lake/x") == (
+        (
+            "option sink='s3:/lake/x' cannot be used: 's3:/lake/x' is neither a path nor a URI; write "
+            "s3://AUTHORITY/lake/x, or for a folder of that name ./s3:/lake/x"
+        ),
+    )
 
 
 def test_settings_passed_to_the_source_are_valid_there() -> None:

@@ -32,7 +32,7 @@ from pyspark_rocketmq.hub.state import Slots
 from pyspark_rocketmq.listeners.row_validation import OutputColumns
 from pyspark_rocketmq.model import ConsumeConcurrentlyStatus, ConsumeOrderlyStatus, MessageModel, OrderlyBy
 from pyspark_rocketmq.offsets.delta import DeltaOffsetStore
-from pyspark_rocketmq.offsets.open import MemoryOffsetStore
+from pyspark_rocketmq.offsets.open import MemoryOffsetStore, open_offset_store
 from pyspark_rocketmq.offsets.store import OffsetStore
 from pyspark_rocketmq.options.consumer import consume_time
 from pyspark_rocketmq.options.read import ReadOptions
@@ -74,6 +74,27 @@ def test_a_sink_is_refused_where_the_brokers_keep_the_offsets(store: str) -> Non
     consumer.subscribe("orders")
     with pytest.raises(OptionError, match=r"offset_store is ' ?broker:', which accepts commits"):
         consumer.start(None, sink=DeltaSink("./unused"), checkpoint="unused")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("text", "spec"),
+    [
+        ("delta:file:/lake/offsets", "delta:/lake/offsets"),
+        ("file:file:/lake/offsets", "file:/lake/offsets"),
+        ("delta:s3:/lake/offsets", "delta:s3:/lake/offsets"),
+        ("delta:~/offsets", f"delta:{Path.home()}/offsets"),
+        ("./s3:/offsets", f"delta:{Path.cwd()}/s3:/offsets"),
+        ("delta:s3://lake/offsets", "delta:s3://lake/offsets"),
+    ],
+)
+def test_an_offset_store_s_uri_is_no_folder_below_the_current_one(text: str, spec: str) -> None:
+    """J1: one that nobody understands is refused when the store is opened."""
+    consumer = PushConsumer(consumer_group="g", name_servers="a:1", offset_store=text)
+
+    assert consumer._settings.store_spec == spec
+    if spec == "delta:s3:/lake/offsets":
+        with pytest.raises(OptionError, match="neither a path nor a URI"):
+            open_offset_store(consumer._settings.store_spec)
 
 
 def test_a_text_that_names_no_store_is_refused_in_the_words_of_the_option() -> None:

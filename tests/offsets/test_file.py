@@ -14,7 +14,13 @@ from typing import Any, Never
 
 import pytest
 
-from pyspark_rocketmq.errors import OffsetCommitConflict, OffsetError, OffsetStoreUnavailable, SchemaError
+from pyspark_rocketmq.errors import (
+    OffsetCommitConflict,
+    OffsetError,
+    OffsetStoreUnavailable,
+    OptionError,
+    SchemaError,
+)
 from pyspark_rocketmq.offsets.file import FileOffsetStore
 from pyspark_rocketmq.offsets.open import open_offset_store
 from pyspark_rocketmq.offsets.store import CLAIMED, OffsetStore
@@ -50,6 +56,23 @@ def folder(tmp_path: Path) -> Path:
 @pytest.fixture
 def main(folder: Path) -> Path:
     return folder / GROUP / "offsets.json"
+
+
+@pytest.mark.parametrize(
+    "place", ["s3:/lake/offsets", "hdfs:/offsets", "s3://lake/offsets", "hdfs://host/offsets"]
+)
+def test_a_uri_of_other_storage_is_no_folder_below_the_current_one(place: str) -> None:
+    """J1: two members with other current folders would have other offsets."""
+    with pytest.raises(OptionError, match=re.escape(f"'{place}' is ")):
+        FileOffsetStore(place)
+    with pytest.raises(OptionError, match=re.escape(f"'{place}' is ")):
+        open_offset_store(f"file:{place}")
+
+
+@pytest.mark.parametrize("place", ["file:/off sets", "file:///off%20sets", "/off sets"])
+def test_a_local_folder_may_be_a_uri(place: str) -> None:
+    """J1"""
+    assert FileOffsetStore(place).spec == "file:/off sets"
 
 
 def filled(folder: Path, *offsets: int) -> FileOffsetStore:

@@ -16,6 +16,7 @@ from pyspark_rocketmq.cli.settings import (
     like_stored_group,
     like_writer,
     parse_location,
+    parse_location_of_spark,
     parse_table,
 )
 from pyspark_rocketmq.consumer.settings import REAL_TIME, SET_BY
@@ -162,7 +163,7 @@ class PublishSettings(ClusterAccess):
 
     name_servers: tuple[str, ...] = like_writer("name_servers")
     topic: str = like_writer("topic", required=True, doc="The topic the messages go to.")
-    input: str = option("input", parse_location).doc(
+    input: str = option("input", parse_location_of_spark).doc(
         "The rows to publish: path or URI of a table or of files."
     )
     input_format: str = option("inputFormat", text_value, "delta").doc(
@@ -241,8 +242,8 @@ def parse_trigger(text: str) -> Trigger:
 
 @parses("list of strings")
 def parse_locations(text: str) -> tuple[str, ...]:
-    """Parser of paths separated by commas."""
-    return tuple(parse_location(part) for part in text.split(",") if part.strip())
+    """Parser of paths and URIs that Spark reads, separated by commas."""
+    return tuple(parse_location_of_spark(part) for part in text.split(",") if part.strip())
 
 
 @parses("string")
@@ -316,7 +317,7 @@ class ConsumeSettings(ClusterAccess):
     )
     offset_store: str = like_source("offset_store", required=True, doc=OFFSET_STORE_DOC)
     storage_secrets: str | None = like_source("storage_secrets", doc=STORAGE_DOC)
-    checkpoint: str = option("checkpoint", parse_location).doc("Folder of Spark's own checkpoint.")
+    checkpoint: str = option("checkpoint", parse_location_of_spark).doc("Folder of Spark's own checkpoint.")
     trigger: Trigger = option("trigger", parse_trigger, Trigger("1 second"), default_text="1 second").doc(
         "availableNow: consume what is there, and end. An interval such as '5 seconds': run until stopped, "
         "with a micro-batch in each interval. realTime: run until stopped, and consume each message when it "

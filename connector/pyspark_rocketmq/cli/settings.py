@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
-from pyspark_rocketmq.delta.paths import TableName, local_path
+from pyspark_rocketmq.delta.paths import TableName, expanded_uri, has_one_slash, local_path
 from pyspark_rocketmq.errors import OptionError
 from pyspark_rocketmq.options.connection import connection_problems, implied_namespace
 from pyspark_rocketmq.options.consumer import ConsumerOptions
@@ -222,9 +222,22 @@ def _store_problems(texts: Mapping[str, str]) -> list[str]:
 
 @parses("string")
 def parse_location(text: str) -> str:
-    """Parser of a path or storage URI; a relative path is resolved against the current directory."""
+    """Parser of a path or storage URI; a relative path is resolved against the current directory.
+
+    ``file:/…`` becomes a path. Other URIs with a single slash are refused.
+    """
     value = text_value(text)
-    return value if "://" in value else str(Path(value).expanduser().absolute())
+    try:
+        return expanded_uri(value)
+    except OptionError as error:
+        raise ValueError(f"cannot be used: {'; '.join(error.problems)}") from None
+
+
+@parses("string")
+def parse_location_of_spark(text: str) -> str:
+    """Parser of a path or URI that only Spark reads, such as ``dbfs:/…``; a URI stays as it is."""
+    value = text_value(text)
+    return value if has_one_slash(value) else parse_location(value)
 
 
 @parses("string")

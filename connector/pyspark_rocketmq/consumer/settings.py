@@ -22,6 +22,7 @@ from typing import Any, Final, ParamSpec, Self, TypeVar
 from pyspark_rocketmq.consume.allocation import allocation_strategy
 from pyspark_rocketmq.consume.concurrent import ConcurrentSettings
 from pyspark_rocketmq.consume.orderly import OrderlySettings
+from pyspark_rocketmq.delta.paths import expanded_uri
 from pyspark_rocketmq.errors import OptionError
 from pyspark_rocketmq.model import (
     ConsumeFromWhere,
@@ -320,7 +321,7 @@ class ConsumerSettings:
         with suppress(ValueError):
             spec = StoreSpec.parse(self.offset_store)
             if spec.kind in {StoreKind.DELTA, StoreKind.FILE} and "://" not in spec.place:
-                return f"{spec.kind}:{Path(spec.place).expanduser().absolute()}"
+                return f"{spec.kind}:{expanded_uri(spec.place)}"
         return self.offset_store
 
     @property

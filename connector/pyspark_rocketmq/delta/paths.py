@@ -131,12 +131,27 @@ def table_uri(path: str | Path) -> str:
     raise OptionError((problem,), where="table path")
 
 
+def expanded_uri(text: str) -> str:
+    """Return a URI as it is, and a path, in which ``~`` is the user's home folder, as an absolute one.
+
+    Raises:
+        OptionError: For the reasons of :func:`table_uri`.
+    """
+    if "://" in text:
+        return text
+    return table_uri(text if has_one_slash(text) else Path(text).expanduser())
+
+
+def has_one_slash(uri: str) -> bool:
+    """Return whether a text is a URI with a single slash, as Spark writes ``file:/…`` and ``dbfs:/…``."""
+    return _SINGLE_SLASH.match(uri) is not None
+
+
 def local_path(path: str) -> str | None:
     """Return the folder on this machine that a path or a URI names; None for other storage."""
     if path.startswith("file:"):
         return unquote(urlsplit(path).path)
-    # Spark writes dbfs:/… and viewfs:/… with one slash.
-    return None if "://" in path or _SINGLE_SLASH.match(path) else path
+    return None if "://" in path or has_one_slash(path) else path
 
 
 def check_decodes_alike(uri: str) -> None:

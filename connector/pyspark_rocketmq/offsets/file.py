@@ -35,11 +35,13 @@ from typing import Any, Final
 from urllib.parse import quote, unquote
 
 from pyspark_rocketmq.clock import Clock, SystemClock
+from pyspark_rocketmq.delta.paths import local_path, table_uri
 from pyspark_rocketmq.display import peer_text
 from pyspark_rocketmq.errors import (
     OffsetCommitConflict,
     OffsetError,
     OffsetStoreUnavailable,
+    OptionError,
     RemoteProtocolError,
     SchemaError,
 )
@@ -143,7 +145,16 @@ class FileOffsetStore(RowOffsetStore):
     def __init__(
         self, path: str | Path, *, clock: Clock | None = None, sleep: Callable[[float], None] = time.sleep
     ) -> None:
-        self._folder = Path(path).absolute()
+        """Take the folder's path or ``file:`` URI, without creating it.
+
+        Raises:
+            OptionError: If it is the URI of other storage.
+        """
+        folder = local_path(table_uri(path))
+        if folder is None:
+            problem = f"'{path}' is no folder of this machine; for other storage use DeltaOffsetStore(path)"
+            raise OptionError((problem,), where="FileOffsetStore")
+        self._folder = Path(folder)
         self._clock = clock or SystemClock()
         self._sleep = sleep
 
