@@ -15,6 +15,7 @@ from pyspark_rocketmq.client.broker import BrokerClient
 from pyspark_rocketmq.client.producer.producer import Producer
 from pyspark_rocketmq.model import Message, MessageExt, MessageQueue
 from pyspark_rocketmq.wire.codes import MessageSysFlag
+from pyspark_rocketmq.wire.compression import CompressionType
 from pyspark_rocketmq.wire.messages import decode_messages
 from pyspark_rocketmq.wire.requests.pull import PullRequest
 from pyspark_rocketmq.wire.requests.send import select_by_hash
@@ -149,6 +150,28 @@ def test_what_we_send_in_order_java_reads_in_order(
         assert each["keys"].startswith("Bestellung-")
         assert each["tags"] == "größe"
     assert by_queue == expected
+
+
+@pytest.mark.parametrize("kind", CompressionType)
+def test_compressed_bodies_of_every_size_are_read_by_java(
+    cluster: ClusterUnderTest,
+    java: RealCluster,
+    queues: list[MessageQueue],
+    group: str,
+    kind: CompressionType,
+) -> None:
+    """G2: a frame has blocks of 64 KiB; Java's consumer silently drops an answer that it cannot decode."""
+    sizes = [100, 1 << 16, (1 << 16) + 1, 200_000, 1 << 21]
+    bodies = [(b"%d," % size * size)[:size] for size in sizes]
+    with Producer(
+        java.name_servers, "tests", send_timeout_s=ANSWER_S, compress_over_bytes=0, compression_type=kind
+    ) as producer:
+        for body in bodies:
+            producer.send(Message(topic=queues[0].topic, body=body), sharding_key="k")
+
+    shown = read_by_java(java, queues[0].topic, group, len(bodies))
+
+    assert [message["body"] for message in shown] == bodies
 
 
 def test_what_we_send_in_batches_java_reads_in_order(

@@ -44,6 +44,16 @@ def test_the_type_is_in_the_sys_flag(compression_type: CompressionType, flags: i
     assert compress(BODY, compression_type)[1] == flags
 
 
+@pytest.mark.parametrize("count", [1, 1 << 16, (1 << 16) + 1, 200_000])
+def test_lz4_frames_are_of_the_kind_that_java_reads(count: int) -> None:
+    """G2: lz4-java refuses blocks that refer to the one before, and dictionaries (``LZ4FrameInputStream``)."""
+    frame, flags = compress((BODY * 417)[:count], CompressionType.LZ4)
+
+    # Bits of a frame's flags: 0xC0 the version, 0x20 independent blocks, 0x02 reserved, 0x01 a dictionary.
+    assert frame[4] & 0xE3 == 0x60
+    assert len(decompress(frame, flags)) == count
+
+
 @pytest.mark.parametrize("sys_flag", [0x1, 0x301, 0x3F])
 def test_zlib_is_the_type_with_and_without_type_bits(sys_flag: int) -> None:
     assert decompress(zlib.compress(BODY), sys_flag) == BODY

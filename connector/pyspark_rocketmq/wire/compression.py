@@ -246,7 +246,8 @@ _DECOMPRESSORS: Mapping[CompressionType, Callable[[bytes, int], bytes]] = {
     CompressionType.ZLIB: _decompress_zlib,
 }
 _COMPRESSORS: Mapping[CompressionType, Callable[[bytes], bytes]] = {
-    CompressionType.LZ4: lambda body: bytes(lz4.frame.compress(body)),
+    # lz4-java reads no blocks that refer to the one before.
+    CompressionType.LZ4: lambda body: bytes(lz4.frame.compress(body, block_linked=False)),
     CompressionType.ZSTD: lambda body: zstandard.ZstdCompressor().compress(body),
     CompressionType.ZLIB: lambda body: zlib.compress(body, _ZLIB_LEVEL),
 }
