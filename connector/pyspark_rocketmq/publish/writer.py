@@ -199,7 +199,8 @@ class RocketMQWriter(_Writer, DataSourceArrowWriter):
         Raises:
             RowNotSent: If a row cannot be sent; rows before it may be stored.
         """
-        # Within foreachBatch, each micro-batch is a separate write, even with writeId.
+        # Within foreachBatch, each micro-batch is a separate write, even with writeId. Over Spark Connect and
+        # in a plain thread nothing shows the micro-batch: there the writeId must contain its number.
         batch_id = _task().getLocalProperty(_BATCH_ID)
         return self._send(iterator, self._write_id, int(batch_id or 0))
 
