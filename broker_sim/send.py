@@ -356,7 +356,8 @@ def _members(
 
     Raises:
         Refused: If a body or properties are too large. The code is SYSTEM_ERROR for a batch that is too
-            large, because the real broker fails with an exception then; otherwise it is MESSAGE_ILLEGAL.
+            large, because the real broker fails with an exception then, and for one whose members' properties
+            are too large, which the real broker would store damaged; otherwise it is MESSAGE_ILLEGAL.
     """
     if header.batch and len(command.body) > state.settings.max_message_size:
         raise Refused(
@@ -370,6 +371,12 @@ def _members(
     else:
         members = (Member(header.flag, command.body, appended),)
     longest = max(len(member.properties) for member in members)
+    if header.batch and longest > MAX_PROPERTIES_LENGTH:
+        raise Refused(
+            ResponseCode.SYSTEM_ERROR,
+            f"the simulator refuses a batch with a message of {longest} bytes of properties, those of the "
+            "batch included: RocketMQ would accept it, and damage its log",
+        )
     if len(command.body) > state.settings.max_message_size or longest > MAX_PROPERTIES_LENGTH:
         raise Refused(
             ResponseCode.MESSAGE_ILLEGAL,

@@ -11,7 +11,13 @@ from pyspark_rocketmq.client.broker import BrokerClient
 from pyspark_rocketmq.client.pool import ChannelPool
 from pyspark_rocketmq.client.producer.async_sends import AsyncSends
 from pyspark_rocketmq.client.producer.producer import Producer
-from pyspark_rocketmq.errors import BrokerError, NoPermission, TopicNotFound, TransportError
+from pyspark_rocketmq.errors import (
+    BrokerError,
+    LocalProtocolError,
+    NoPermission,
+    TopicNotFound,
+    TransportError,
+)
 from pyspark_rocketmq.model import Message, MessageExt, MessageQueue, SendStatus
 from pyspark_rocketmq.wire.codes import MessageSysFlag, RequestCode, ResponseCode
 from pyspark_rocketmq.wire.message_ids import decode_offset_message_id
@@ -254,6 +260,27 @@ def test_ordered_messages_create_their_topic_on_every_broker(
         wanted = [f"{key}:{step}" for step in range(3) for key in of_queue if step or key == keys[0]]
         read = read_all(client, cluster.broker_addresses[queue.broker_name], queue, len(wanted))
         assert [m.body.decode() for m in read] == wanted
+
+
+def test_a_message_whose_properties_leave_a_batch_no_room_is_sent_by_itself(
+    client: BrokerClient, address: str, queue: MessageQueue, producer: Producer
+) -> None:
+    """G2, H6: brokers do not check the sum, and damage their log if it is too long."""
+    long = {"long": "x" * 32_300}
+    messages = [
+        Message(topic=queue.topic, body=b"%d" % n, properties=long if n == 2 else {}) for n in range(5)
+    ]
+
+    with pytest.raises(LocalProtocolError, match="Send it by itself"):
+        producer.send_batch(messages, queue)
+    assert producer.send_ordered(("key", message) for message in messages) == 5
+    read = read_all(client, address, queue, 5)
+
+    assert [message.body for message in read] == [b"0", b"1", b"2", b"3", b"4"]
+    assert read[2].properties.items() >= long.items()
+    # All messages of a batch show the batch's id.
+    assert len({message.msg_id for message in read[:2]}) == len({message.msg_id for message in read[3:]}) == 1
+    assert len({message.msg_id for message in read}) == 3
 
 
 def test_a_send_to_a_queue_that_does_not_exist_is_refused(

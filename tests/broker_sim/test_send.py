@@ -127,6 +127,15 @@ def test_a_batch_that_ends_inside_a_member_is_refused_whole(broker: Broker) -> N
     assert _stored(broker) == []
 
 
+def test_a_batch_that_a_broker_would_store_damaged_is_refused_whole(broker: Broker) -> None:
+    """RocketMQ writes the sum of a member's and the batch's properties as a short, without a check."""
+    batch = [Message(topic=TOPIC, body=b"y"), Message(topic=TOPIC, body=b"x", properties={"a": "x" * 32_000})]
+    answer = ask(broker, send_batch(batch, i="b\x01" + "x" * 800 + "\x02"))
+    assert answer.code == ResponseCode.SYSTEM_ERROR
+    assert "damage" in str(answer.remark)
+    assert _stored(broker) == []
+
+
 @pytest.mark.parametrize(("asked", "queues"), [(4, 4), (2, 2), (16, 8)])
 def test_a_topic_is_made_at_its_first_message(broker: Broker, asked: int, queues: int) -> None:
     assert ask(broker, send(b="new", d=asked)).code == ResponseCode.SUCCESS

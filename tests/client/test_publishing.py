@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -57,6 +58,20 @@ def test_split_batches_keep_all_messages_in_order_and_the_size(sizes: list[int],
 
     assert [message for part in parts for message in part] == messages
     assert all(len(part) == 1 or len(encode_batch(part)) <= max_bytes for part in parts)
+
+
+@given(sizes=st.lists(st.sampled_from([1, 32_000, 32_130, 32_300, 32_760]), max_size=12))
+def test_a_message_whose_properties_need_its_batchs_room_goes_by_itself(sizes: list[int]) -> None:
+    """G2: with what a producer adds to it, it would not fit into a batch."""
+    messages = [Message(topic="t", body=b"x", properties={"n": "x" * size}) for size in sizes]
+    parts = list(split_batch(messages))
+
+    assert [message for part in parts for message in part] == messages
+    assert all(len(m.properties["n"]) <= 32_000 for part in parts if len(part) > 1 for m in part)
+    keyed = {"WAIT": "true", "UNIQ_KEY": "A" * 32}
+    for part in parts:
+        if len(part) > 1:
+            encode_batch([replace(message, properties={**message.properties, **keyed}) for message in part])
 
 
 def test_a_queue_is_selected_by_key() -> None:

@@ -22,7 +22,7 @@ from pyspark_rocketmq.errors import (
     SystemBusy,
 )
 from pyspark_rocketmq.model import Message, MessageQueue, QueueRange, SendStatus
-from pyspark_rocketmq.replay.ranges import Sending
+from pyspark_rocketmq.replay.ranges import Sending, batches_of
 from pyspark_rocketmq.replay.tasks import QueueSender, Resending, TargetQueue
 from pyspark_rocketmq.wire.codes import ResponseCode
 from pyspark_rocketmq.wire.messages import decode_batch
@@ -183,6 +183,7 @@ def test_permanent_errors_surface() -> None:
         sender.put(ROWS)
 
 
+SOURCE = QueueRange.between(MessageQueue("orders", "a", 0), 100, 130)
 COPY = MessageQueue("copy", "a", 0)
 
 
@@ -193,8 +194,10 @@ class SmallBroker:
         self._target = target
         self._most = most
         self._takes_batches = takes_batches
+        self.requests: list[str] = []
 
     def send_encoded(self, batch: EncodedBatch, on_result: Callable[[object], None]) -> None:
+        self.requests.append("in a batch")
         messages = [Message(topic="copy", body=member.body) for member in decode_batch(batch.body)]
         illegal = int(ResponseCode.MESSAGE_ILLEGAL)
         if not self._takes_batches:
@@ -207,6 +210,7 @@ class SmallBroker:
     def send_as_stored(
         self, message: Message, queue: MessageQueue, sys_flag: int, on_result: Callable[[object], None]
     ) -> None:
+        self.requests.append("by itself")
         on_result(self._outcome([message]))
 
     def _outcome(self, messages: Sequence[Message]) -> SendResult | RocketMQError:
@@ -219,6 +223,23 @@ class SmallBroker:
         )
 
 
+@pytest.mark.parametrize(("size", "how"), [(32_200, "in a batch"), (32_700, "by itself")])
+def test_a_message_whose_properties_leave_a_batch_no_room_is_sent_by_itself(size: int, how: str) -> None:
+    """H3, G2: brokers do not check a batch for it, and damage their log."""
+    target = Target([], FakeClock())
+    broker = SmallBroker(target, most=9, takes_batches=True)
+    message = Message(topic="copy", body=b"1", properties={"long": "x" * size})
+    producer: Any = broker
+
+    sending = Sending(run="r", source=SOURCE, target=COPY, target_offset=0)
+    queue = TargetQueue(cast("Resending", SimpleNamespace(sending=sending)), producer, SETTLE_S)
+    for messages in batches_of([ROWS[0][1], message, ROWS[1][1]], COPY):
+        queue.store(messages)
+
+    assert target.stored == [BODIES[0], b"1", BODIES[1]]
+    assert broker.requests == ["in a batch", how, "in a batch"]
+
+
 @given(st.lists(OUTCOMES, max_size=12), st.integers(1, 12), st.integers(1, 12), st.booleans())
 @example(["stored", "away"], 4, 2, True)
 @example(["stored", "away"], 3, 3, False)
@@ -228,8 +249,7 @@ def test_a_batch_that_goes_in_parts_is_stored_once_whatever_becomes_of_each(
     """H3, L8: a part is stored, and no connection can be made for the next one."""
     clock = FakeClock()
     target = Target(script, clock)
-    source = QueueRange.between(MessageQueue("orders", "a", 0), 100, 130)
-    sending = Sending(run="r", source=source, target=COPY, target_offset=0)
+    sending = Sending(run="r", source=SOURCE, target=COPY, target_offset=0)
     part = cast("Resending", SimpleNamespace(sending=sending))
     producer: Any = SmallBroker(target, most=most, takes_batches=takes_batches)
     queue = TargetQueue(part, producer, SETTLE_S)

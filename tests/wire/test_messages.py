@@ -23,6 +23,7 @@ from pyspark_rocketmq.wire.messages import (
     encode_batch,
     iter_messages,
 )
+from pyspark_rocketmq.wire.properties import MAX_MEMBER_PROPERTIES_BYTES
 from tests.helpers.golden import golden
 from tests.helpers.stored_messages import encode_stored_message
 from tests.wire.golden_messages import (
@@ -365,6 +366,15 @@ def test_every_truncation_of_a_batch_raises() -> None:
     for length in range(1, len(data)):
         with pytest.raises(RemoteProtocolError, match="batch member at byte 0"):
             decode_batch(data[:length])
+
+
+def test_a_batch_member_leaves_room_for_the_batchs_own_properties() -> None:
+    """G2: a broker adds those to each, and would write a longer sum into its log as a negative length."""
+    most = MAX_MEMBER_PROPERTIES_BYTES - len("a\x01\x02")
+
+    assert encode_batch([Message(topic="T", body=b"x", properties={"a": "x" * most})])
+    with pytest.raises(LocalProtocolError, match=r"topic T has 32256 bytes of properties.*32255.*by itself"):
+        encode_batch([Message(topic="T", body=b"x", properties={"a": "x" * (most + 1)})])
 
 
 def test_a_batch_member_with_a_flag_over_32_bits_is_not_encoded() -> None:

@@ -28,7 +28,7 @@ from pyspark_rocketmq.errors import LocalProtocolError, RowNotSent, SchemaError
 from pyspark_rocketmq.options.parsers import MAX_TOPIC_LENGTH, UNBOUNDED, closest, resource_name
 from pyspark_rocketmq.options.write import WriteOptions
 from pyspark_rocketmq.wire import properties as names
-from pyspark_rocketmq.wire.properties import encode_properties
+from pyspark_rocketmq.wire.properties import MAX_MEMBER_PROPERTIES_BYTES, encode_properties
 from pyspark_rocketmq.wire.requests.send import JavaInteger, ShardingKey, check_body
 
 TOPIC: Final = "topic"
@@ -133,11 +133,7 @@ def _unknown(name: str) -> str:
     return f"column '{name}' means nothing here; {hint} Select the columns to send"
 
 
-MOST_PROPERTIES_BYTES: Final = names.MAX_PROPERTIES_BYTES - 512
-"""Maximum size of a row's properties. Brokers add their own (``CLUSTER``, ``TRACE_ON`` …), and refuse a
-batch if these do not fit."""
-
-_SURELY_SHORT: Final = MOST_PROPERTIES_BYTES // 4
+_SURELY_SHORT: Final = MAX_MEMBER_PROPERTIES_BYTES // 4
 """Number of characters that always fit: UTF-8 takes at most four bytes for each."""
 
 
@@ -279,9 +275,9 @@ def _encode_all(properties: dict[str, str], keys: str | None, tags: str | None, 
     own = {names.KEYS: keys, names.TAGS: tags, names.UNIQ_KEY: unique_key}
     properties.update({name: text for name, text in own.items() if text})
     data = encode_properties(properties)
-    if len(data) > MOST_PROPERTIES_BYTES:
+    if len(data) > MAX_MEMBER_PROPERTIES_BYTES:
         raise _BadRow(
-            f"its properties take {len(data)} bytes, and brokers store at most {MOST_PROPERTIES_BYTES} "
+            f"its properties take {len(data)} bytes, and brokers store at most {MAX_MEMBER_PROPERTIES_BYTES} "
             "beside their own; move large values into the body"
         )
     return data

@@ -37,7 +37,8 @@ from pyspark_rocketmq.source.ranges import QueuePartition, brokers_of
 from pyspark_rocketmq.source.reader import read_queue
 from pyspark_rocketmq.wire.codes import MessageSysFlag
 from pyspark_rocketmq.wire.compression import MAX_BODY_BYTES
-from pyspark_rocketmq.wire.messages import decode_stored_messages, encode_batch
+from pyspark_rocketmq.wire.messages import BATCH_MEMBER_OVERHEAD, decode_stored_messages, encode_batch
+from pyspark_rocketmq.wire.properties import MAX_MEMBER_PROPERTIES_BYTES, encode_properties
 from pyspark_rocketmq.wire.requests.pull import PullRequest
 from pyspark_rocketmq.wire.requests.send import EncodedBatch, SendResult
 
@@ -286,7 +287,7 @@ class TargetQueue:
         """Send messages as one batch; they keep their UNIQ_KEYs (message ids).
 
         A batch that the target refuses for its size is sent in halves. If the target accepts no batches,
-        messages are sent one by one. A single message that is too large for a batch is sent without one,
+        messages are sent one by one. A single message that no batch has room for is sent without one,
         compressed if the source's broker stored it so. The result is that of the first message, with the
         status of any message that was stored less durably.
         """
@@ -332,17 +333,16 @@ class TargetQueue:
         return replace(results[0], status=next(less_durable, SendStatus.SEND_OK))
 
     def _outcome(self, messages: Sequence[Message]) -> SendResult | RocketMQError:
-        if len(messages) == 1 and not self._takes_batches:
-            return self._single_outcome(messages[0])
-        body = encode_batch(messages)
-        if len(messages) == 1 and len(body) > MAX_MESSAGE_BYTES:
-            return self._single_outcome(messages[0])
-        outcomes: SimpleQueue[SendResult | RocketMQError] = SimpleQueue()
-        batch = EncodedBatch(queue=self._sending.target, body=body)
-        self._producer.send_encoded(batch, outcomes.put)
-        outcome = next_outcome(outcomes, self._send_timeout_s)
+        if len(messages) == 1 and not (self._takes_batches and _fits_batch(messages[0])):
+            outcome = self._single_outcome(messages[0])
+        else:
+            outcomes: SimpleQueue[SendResult | RocketMQError] = SimpleQueue()
+            batch = EncodedBatch(queue=self._sending.target, body=encode_batch(messages))
+            self._producer.send_encoded(batch, outcomes.put)
+            outcome = next_outcome(outcomes, self._send_timeout_s)
         if len(messages) == 1 and isinstance(outcome, RocketMQError) and is_too_large(outcome):
-            # A batch of one message has no room for a broker's largest message, nor for a compressed one.
+            # A batch of one message has no room for a broker's largest message, and neither it nor a plain
+            # request has room for one that was compressed.
             return self._single_outcome(messages[0], most=0)
         return outcome
 
@@ -376,6 +376,12 @@ class TargetQueue:
             if whole and stored.sys_flag & MessageSysFlag.COMPRESSED and stored.body != message.body:
                 return replace(message, body=stored.body), stored.sys_flag & _COMPRESSION
         return message, 0
+
+
+def _fits_batch(message: Message) -> bool:
+    properties_bytes = len(encode_properties(message.properties))
+    size = BATCH_MEMBER_OVERHEAD + len(message.body) + properties_bytes
+    return properties_bytes <= MAX_MEMBER_PROPERTIES_BYTES and size <= MAX_MESSAGE_BYTES
 
 
 def _messages(rows: pa.RecordBatch, sending: Sending) -> list[Message]:

@@ -31,7 +31,12 @@ from pyspark_rocketmq.wire.message_ids import (
     decode_host,
     offset_message_id,
 )
-from pyspark_rocketmq.wire.properties import decode_properties, decode_text, encode_properties
+from pyspark_rocketmq.wire.properties import (
+    MAX_MEMBER_PROPERTIES_BYTES,
+    decode_properties,
+    decode_text,
+    encode_properties,
+)
 
 MIN_STORED_BYTES: Final = 91
 """Size of an IPv4 V1 message with empty body, topic and properties."""
@@ -372,15 +377,22 @@ def encode_batch(messages: Sequence[Message]) -> bytes:
     Layout of each: ``i32 total | i32 0 | i32 0 | i32 flag | i32 n, body | i16 n, properties``.
 
     Raises:
-        LocalProtocolError: If a flag, a body or the properties do not fit, or if :func:`encode_properties`
-            cannot write the properties.
+        LocalProtocolError: If a flag or a body does not fit, if the properties have more than
+            ``MAX_MEMBER_PROPERTIES_BYTES``, or if :func:`encode_properties` cannot write them.
 
     Source: RocketMQ 5.3.3 ``MessageDecoder.encodeMessages``.
     """
     parts: list[bytes] = []
     for message in messages:
+        data = encode_properties(message.properties)
+        if len(data) > MAX_MEMBER_PROPERTIES_BYTES:
+            raise LocalProtocolError(
+                f"A message of topic {message.topic} has {len(data)} bytes of properties, and a message in a "
+                f"batch can have {MAX_MEMBER_PROPERTIES_BYTES}, because the broker adds those of the batch. "
+                "Send it by itself, or move large values into the body."
+            )
         try:
-            parts += batch_member(message.body, encode_properties(message.properties), flag=message.flag)
+            parts += batch_member(message.body, data, flag=message.flag)
         except struct.error as exc:
             raise LocalProtocolError(
                 f"A message of topic {message.topic} does not fit a batch: its flag, {message.flag!r}, or "

@@ -16,6 +16,13 @@ NAME_VALUE_SEPARATOR: Final = "\x01"
 PROPERTY_SEPARATOR: Final = "\x02"
 MAX_PROPERTIES_BYTES: Final = 32767
 """Maximum number of bytes of a message's properties, because their stored length is a signed short."""
+MAX_MEMBER_PROPERTIES_BYTES: Final = MAX_PROPERTIES_BYTES - 512
+"""Maximum number of bytes of the properties of a message in a batch. A broker appends the batch's properties
+and its own (``CLUSTER``, ``TRACE_ON`` …), and does not check the sum: it would write a negative length into
+its log, which no consumer can read.
+
+Source: RocketMQ 5.3.3 ``MessageExtEncoder.encode(MessageExtBatch)``.
+"""
 _MAX_READ_BYTES: Final = 512 * 1024
 """Maximum number of bytes of properties to decode. A request may have more than can be stored; as Python
 objects they take up to fifty times as much memory."""

@@ -20,6 +20,7 @@ from pyspark_rocketmq.wire.command import RemotingCommand
 from pyspark_rocketmq.wire.messages import BATCH_MEMBER_OVERHEAD, encode_batch
 from pyspark_rocketmq.wire.properties import (
     DELAY,
+    MAX_MEMBER_PROPERTIES_BYTES,
     MAX_RECONSUME_TIMES,
     RECONSUME_TIME,
     TIMER_DELAY_MS,
@@ -172,8 +173,8 @@ def batch_command(batch: Batch, settings: SendSettings, born_timestamp_ms: int) 
 
     Raises:
         LocalProtocolError: If there is no message; if a message is for another topic, is delayed or
-            transactional, has an empty body or properties that cannot be written; or if a body or the batch
-            is too large.
+            transactional, has an empty body or properties that cannot be written; or if a body, the
+            properties of a message or the batch is too large.
 
     Source: RocketMQ 5.3.3 ``MessageBatch.generateFromList``, ``MessageDecoder.encodeMessages``.
     """
@@ -322,15 +323,18 @@ def split_batch(
     """Split messages into batches of at most ``max_bytes`` when encoded, in order.
 
     ``reserve_bytes`` per message is room for the properties that a producer adds. A message that is too large
-    by itself becomes a single batch, which the producer then refuses.
+    by itself becomes a single batch, which the producer then refuses. So does one with more properties than
+    a message in a batch can have; the producer sends it as a plain message.
 
     Raises:
         LocalProtocolError: If the properties of a message cannot be written.
     """
     first, size = 0, 0
     for index, message in enumerate(messages):
-        own = len(message.body) + len(encode_properties(message.properties))
-        own += BATCH_MEMBER_OVERHEAD + reserve_bytes
+        properties_bytes = len(encode_properties(message.properties)) + reserve_bytes
+        own = len(message.body) + BATCH_MEMBER_OVERHEAD + properties_bytes
+        if properties_bytes > MAX_MEMBER_PROPERTIES_BYTES:
+            own = max(own, max_bytes)
         if index > first and size + own > max_bytes:
             yield messages[first:index]
             first, size = index, 0
