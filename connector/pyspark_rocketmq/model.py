@@ -42,6 +42,30 @@ DLQ_TOPIC_PREFIX = "%DLQ%"
 ORIGIN_TOPIC: Final = "originTopic"
 """Column of the topic to which a message was first sent, if it was read from a retry topic; else null."""
 
+OF_ONE_DELIVERY: Final = frozenset(
+    {
+        *("UNIQ_KEY", "WAIT", "MIN_OFFSET", "MAX_OFFSET", "CLUSTER", "MSG_REGION", "TRACE_ON", "PGROUP"),
+        *("DELAY", "TIMER_DELAY_SEC", "TIMER_DELAY_MS", "TIMER_DELIVER_MS", "TRAN_MSG", "RETRY_TOPIC"),
+        *("CONSUME_START_TIME", "ORIGIN_MESSAGE_ID", "RECONSUME_TIME", "MAX_RECONSUME_TIMES"),
+        *("REAL_TOPIC", "REAL_QID", "INNER_NUM", "INNER_BASE"),
+        *("TIMER_OUT_MS", "TIMER_ENQUEUE_MS", "TIMER_DEQUEUE_MS", "TIMER_ROLL_TIMES", "TIMER_DEL_UNIQKEY"),
+        *("TIMER_DELAY_LEVEL", "__transactionId__", "TRANSACTION_CHECK_TIMES", "TRAN_PREPARED_QUEUE_OFFSET"),
+        *("POP_CK", "POP_CK_OFFSET", "1ST_POP_TIME", "INNER_MULTI_DISPATCH", "INNER_MULTI_QUEUE_OFFSET"),
+        *("ARRIVE_TIME", "PUSH_REPLY_TIME", "REDIRECT", "PROPERTY_FORWARD_QUEUE_ID", "EXTEND_UNIQ_INFO"),
+        *("DUP_INFO", "INSTANCE_ID", "BORN_TIMESTAMP", "__BORNHOST", "__CRC32#"),
+        # Since 5.4.0 a broker chooses a single message's queue by the first, and copies it by the second.
+        *("_SYS_MSG_PRIORITY_", "__LITE_TOPIC"),
+    }
+)
+"""Properties that clients and brokers write for one delivery; a broker would act upon many of them. A message
+that is read and sent again starts without them. So the broker does not delay it again, and does not treat it
+as a retry or as a message of an open transaction. UNIQ_KEY is among them, because each row that is written
+gets its own.
+
+Source: RocketMQ 5.3.3 ``MessageConst``; ``HookUtils.checkIfTimerMessage``: a message that still has
+TIMER_OUT_MS could not be delayed by a timer.
+"""
+
 
 def retry_topic(consumer_group: str) -> str:
     """Return the name of the group's retry topic (``MixAll.getRetryTopic``)."""

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 from collections import defaultdict
 from datetime import UTC, datetime
 from typing import Any
@@ -130,6 +131,7 @@ def test_all_problems_of_the_columns_are_reported_at_once() -> None:
         ({"properties": "[" * 100_000}, "is nested too deeply"),
         ({"properties": '{"region": ""}'}, "has an empty name or value at 'region'"),
         ({"properties": '{"": "eu"}'}, "has an empty name or value at ''"),
+        ({"properties": '{"a": "1", "UNIQ_KEY": "2"}'}, "has the property 'UNIQ_KEY', which clients and"),
         ({"delayLevel": "-1"}, "is not between"),
         ({"compressionType": "gzip"}, "is none of none, zlib, lz4, zstd"),
         ({"batchBytes": str(2**23)}, "is not between"),
@@ -141,6 +143,17 @@ def test_all_problems_of_the_columns_are_reported_at_once() -> None:
 def test_options_that_cannot_be_used_are_refused(given: dict[str, str], said: str) -> None:
     with pytest.raises(OptionError, match=said):
         options(**given)
+
+
+@pytest.mark.parametrize(
+    "name", ["DELAY", "TIMER_DELIVER_MS", "TIMER_DELAY_SEC", "TIMER_DELAY_MS", "TRAN_MSG"]
+)
+def test_properties_that_a_broker_reads_only_in_single_messages_are_no_option(name: str) -> None:
+    """G2: rows in batches would ignore them, and those that are too large for one obey."""
+    wanted = f"has the property '{name}'.* use option 'delayLevel' or a column 'deliverTimestamp'"
+
+    with pytest.raises(OptionError, match=wanted):
+        options(properties=json.dumps({"source": "lake", name: "1"}))
 
 
 # --- rows ---------------------------------------------------------------------------------------------------

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
-from pyspark_rocketmq.model import MAX_MESSAGE_BYTES
+from pyspark_rocketmq.model import MAX_MESSAGE_BYTES, OF_ONE_DELIVERY
 from pyspark_rocketmq.options.connection import ConnectionOptions
 from pyspark_rocketmq.options.declare import write_option
 from pyspark_rocketmq.options.parsers import (
@@ -38,11 +38,21 @@ class BodyCompression(StrEnum):
 
 @parses("JSON")
 def parse_properties(text: str) -> tuple[tuple[str, str], ...]:
-    """Parser of a JSON object of strings that are not empty; returns its names and values as pairs."""
+    """Parser of a JSON object of strings that are not empty; returns its names and values as pairs.
+
+    A row's column loses the properties of one delivery. Here they are refused, because brokers act upon some
+    of them, but only in messages that are sent by themselves.
+    """
     found = json_texts(text, '{"source": "lake"}')
     empty = [name for name, value in found.items() if not name or not value]
     if empty:
         raise ValueError(f"has an empty name or value at {empty[0]!r}, which every consumer would drop")
+    if not OF_ONE_DELIVERY.isdisjoint(found):
+        name = min(OF_ONE_DELIVERY.intersection(found))
+        raise ValueError(
+            f"has the property {name!r}, which clients and brokers write for one delivery; leave it out. To "
+            "delay messages, use option 'delayLevel' or a column 'deliverTimestamp'"
+        )
     return tuple(found.items())
 
 
@@ -80,7 +90,8 @@ class WriteOptions(ConnectionOptions):
     )
     properties: tuple[tuple[str, str], ...] = write_option("properties", parse_properties, ()).doc(
         'Properties that all messages get, as JSON: `{"source": "lake"}`. If the column `properties` has one '
-        "of the same name, that one is used."
+        "of the same name, that one is used. Those that clients and brokers write (`UNIQ_KEY`, `DELAY` …) "
+        "are refused."
     )
     producer_group: str = write_option("producerGroup", resource_name("producer group", 255), SINK_GROUP).doc(
         "The producer group that brokers see."

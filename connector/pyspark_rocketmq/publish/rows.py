@@ -25,6 +25,7 @@ from pyspark.sql.types import (
 
 from pyspark_rocketmq.display import peer_text
 from pyspark_rocketmq.errors import LocalProtocolError, RowNotSent, SchemaError
+from pyspark_rocketmq.model import OF_ONE_DELIVERY
 from pyspark_rocketmq.options.parsers import MAX_TOPIC_LENGTH, UNBOUNDED, closest, resource_name
 from pyspark_rocketmq.options.write import WriteOptions
 from pyspark_rocketmq.wire import properties as names
@@ -248,9 +249,7 @@ class RowReader:
         if message_group is None and not given and not self.options.properties:
             return _encode_usual(keys, tags, unique_key)
         # A null means that the property is missing. An empty string is refused: readers would not receive it.
-        own = {
-            name: text for name, text in given or () if text is not None and name not in names.OF_ONE_DELIVERY
-        }
+        own = {name: text for name, text in given or () if text is not None and name not in OF_ONE_DELIVERY}
         if message_group not in {None, ""}:
             own[names.SHARDING_KEY] = str(message_group)
         return _encode_all(dict(self.options.properties) | own, keys, tags, unique_key)

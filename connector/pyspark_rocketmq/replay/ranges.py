@@ -14,8 +14,8 @@ from itertools import zip_longest
 from typing import Final
 
 from pyspark_rocketmq.errors import DataLoss, LocalProtocolError, OptionError, RocketMQError
-from pyspark_rocketmq.model import Message, MessageQueue, QueueBounds, QueueRange
-from pyspark_rocketmq.wire.properties import OF_ONE_DELIVERY, UNIQ_KEY, encode_properties
+from pyspark_rocketmq.model import OF_ONE_DELIVERY, Message, MessageQueue, QueueBounds, QueueRange
+from pyspark_rocketmq.wire.properties import UNIQ_KEY, encode_properties
 from pyspark_rocketmq.wire.requests.send import select_by_hash, split_batch
 
 logger = logging.getLogger(__name__)

@@ -33,8 +33,6 @@ UNIQ_KEY: Final = "UNIQ_KEY"
 WAIT: Final = "WAIT"
 DELAY: Final = "DELAY"
 RETRY_TOPIC: Final = "RETRY_TOPIC"
-REAL_TOPIC: Final = "REAL_TOPIC"
-REAL_QID: Final = "REAL_QID"
 PGROUP: Final = "PGROUP"
 TRAN_MSG: Final = "TRAN_MSG"
 MIN_OFFSET: Final = "MIN_OFFSET"
@@ -42,39 +40,11 @@ MAX_OFFSET: Final = "MAX_OFFSET"
 ORIGIN_MESSAGE_ID: Final = "ORIGIN_MESSAGE_ID"
 RECONSUME_TIME: Final = "RECONSUME_TIME"
 MAX_RECONSUME_TIMES: Final = "MAX_RECONSUME_TIMES"
-CONSUME_START_TIME: Final = "CONSUME_START_TIME"
-MSG_REGION: Final = "MSG_REGION"
-TRACE_ON: Final = "TRACE_ON"
-CLUSTER: Final = "CLUSTER"
 INNER_NUM: Final = "INNER_NUM"
-INNER_BASE: Final = "INNER_BASE"
 SHARDING_KEY: Final = "__SHARDINGKEY"
 TIMER_DELAY_SEC: Final = "TIMER_DELAY_SEC"
 TIMER_DELAY_MS: Final = "TIMER_DELAY_MS"
 TIMER_DELIVER_MS: Final = "TIMER_DELIVER_MS"
-
-OF_ONE_DELIVERY: Final = frozenset(
-    {
-        *(UNIQ_KEY, WAIT, MIN_OFFSET, MAX_OFFSET, CLUSTER, MSG_REGION, TRACE_ON, CONSUME_START_TIME, DELAY),
-        *(TIMER_DELAY_SEC, TIMER_DELAY_MS, TIMER_DELIVER_MS, REAL_TOPIC, REAL_QID, RETRY_TOPIC),
-        *(ORIGIN_MESSAGE_ID, RECONSUME_TIME, MAX_RECONSUME_TIMES, PGROUP, TRAN_MSG, INNER_NUM, INNER_BASE),
-        *("TIMER_OUT_MS", "TIMER_ENQUEUE_MS", "TIMER_DEQUEUE_MS", "TIMER_ROLL_TIMES", "TIMER_DEL_UNIQKEY"),
-        *("TIMER_DELAY_LEVEL", "__transactionId__", "TRANSACTION_CHECK_TIMES", "TRAN_PREPARED_QUEUE_OFFSET"),
-        *("POP_CK", "POP_CK_OFFSET", "1ST_POP_TIME", "INNER_MULTI_DISPATCH", "INNER_MULTI_QUEUE_OFFSET"),
-        *("ARRIVE_TIME", "PUSH_REPLY_TIME", "REDIRECT", "PROPERTY_FORWARD_QUEUE_ID", "EXTEND_UNIQ_INFO"),
-        *("DUP_INFO", "INSTANCE_ID", "BORN_TIMESTAMP", "__BORNHOST", "__CRC32#"),
-        # Since 5.4.0 a broker chooses a single message's queue by the first, and copies it by the second.
-        *("_SYS_MSG_PRIORITY_", "__LITE_TOPIC"),
-    }
-)
-"""Properties that clients and brokers write for one delivery; a broker would act upon many of them. A message
-that is read and sent again starts without them. So the broker does not delay it again, and does not treat it
-as a retry or as a message of an open transaction. UNIQ_KEY is among them, because each row that is written
-gets its own.
-
-Source: RocketMQ 5.3.3 ``MessageConst``; ``HookUtils.checkIfTimerMessage``: a message that still has
-TIMER_OUT_MS could not be delayed by a timer.
-"""
 
 _ENTRY = re.compile(f"[^{PROPERTY_SEPARATOR}]+")
 _ENCODED_SURROGATE = re.compile(rb"\xed[\xa0-\xbf][\x80-\xbf]?")
