@@ -292,7 +292,14 @@ def test_update_that_keeps_a_named_key_is_one_change(before: Any) -> None:
     assert (change.operation, change.key) == (Operation.UPDATE, {"mail": "b", "id": 1})
 
 
-@pytest.mark.parametrize("place", [{}, {"file": None, "lsn": 900, "sequence": '["800","900"]'}])
+@pytest.mark.parametrize(
+    "place",
+    [
+        {},
+        {"file": None, "lsn": 900, "sequence": '["800","900"]'},
+        {"file": None, "commit_lsn": "27:758:5", "change_lsn": "27:758:3", "event_serial_no": 2},
+    ],
+)
 @pytest.mark.parametrize(
     ("named", "new_key", "is_freed_first"),
     [("mail", {"id": 2}, True), ("mail", None, False), ("id", {"id": 2}, False)],
@@ -306,7 +313,9 @@ def test_a_named_key_outlives_a_change_of_the_tables_own_key(
     """
     rules = Rules(keys=(("*", (named,)),))
     row = {"id": 1, "mail": "a"}
-    body = json.dumps(mysql("d", **place) | {"before": row, "after": None}).encode()
+    # In SQL Server's positions, the order in the transaction is no part.
+    order = {"transaction": {"total_order": 7}} if "change_lsn" in place else {}
+    body = json.dumps(mysql("d", **place) | {"before": row, "after": None} | order).encode()
     properties = {} if new_key is None else {"__debezium.newkey": json.dumps(new_key)}
     deleted = one(DebeziumJson(rules).decode(ChangeMessage(body, '{"id":1}', properties)))
     inserted = one(decode(mysql("c", **place) | {"after": row | {"id": 2}}, {"id": 2}, rules))
@@ -557,6 +566,67 @@ def test_mysql_is_ordered_by_file_place_and_row() -> None:
     assert positions == [(0, 9, 900, 0), (0, 10, 4, 0), (0, 10, 4, 1)]
     after = one(decode(mysql(file="mysql-bin.000001", server_id=5), None, Rules(servers=(223344, 5))))
     assert after.position == (2, 1, 154, 0)
+
+
+def ordered(order: int | str | None, *, is_flat: bool, **source: Any) -> Change:
+    """An update of MySQL with its number in the transaction, of provide.transaction.metadata."""
+    payload = mysql("u", **source)
+    if not is_flat:
+        numbers = {"id": "file=mysql-bin.000003,pos=4", "total_order": order, "data_collection_order": 1}
+        return one(decode({**payload, "transaction": None if order is None else numbers}, {"id": 1}))
+    added = {"__op": "u", "__transaction_total_order": order}
+    added |= {f"__{name}": value for name, value in payload["source"].items()}
+    return one(decode({"id": 1, **added}, {"id": 1}))
+
+
+@pytest.mark.parametrize("is_flat", [False, True])
+def test_changes_of_a_compressed_transaction_are_in_its_order(is_flat: bool) -> None:
+    """K6: fact 11: with binlog_transaction_compression all events share pos, and row begins again in each."""
+    rows = [0, 1, 2, 0, 0, 1, 0]
+    positions = [
+        ordered(number, is_flat=is_flat, pos=4242, row=row).position for number, row in enumerate(rows, 1)
+    ]
+
+    assert positions == [(0, 3, 4242, number) for number in range(1, len(rows) + 1)]
+    assert ordered("12", is_flat=is_flat, pos=4242, row=0).position == (0, 3, 4242, 12)
+
+
+@pytest.mark.parametrize("is_flat", [False, True])
+def test_the_place_in_the_log_goes_before_the_order_in_the_transaction(is_flat: bool) -> None:
+    """K6: fact 11: transactions from before provide.transaction.metadata was set have only rows.
+
+    If one comes again with its order, its changes stay in their order, and above the same ones before.
+    """
+    before = [ordered(None, is_flat=is_flat, pos=900, row=row).position for row in (0, 7)]
+    again = [ordered(order, is_flat=is_flat, pos=900, row=row).position for order, row in ((3, 0), (10, 7))]
+    later = ordered(1, is_flat=is_flat, pos=1200, row=0).position
+
+    assert before == [(0, 3, 900, 0), (0, 3, 900, 7)]
+    assert again == [(0, 3, 900, 3), (0, 3, 900, 10)]
+    assert [*before, later] == sorted([*before, later])  # type: ignore[type-var]
+    assert [*again, later] == sorted([*again, later])  # type: ignore[type-var]
+
+
+def test_a_changed_key_is_freed_at_its_place_in_the_transaction() -> None:
+    """K1, K6: facts 15, 17: a row that the same compressed transaction has inserted is deleted, too.
+
+    With numbers of the transaction, the delete is below the update's insert already.
+    """
+    rules = Rules(keys=(("*", ("mail",)),))
+
+    def message(op: str, key: int, mail: str, order: int, **properties: str) -> Change:
+        row = {"id": key, "mail": mail}
+        images = {"before": row, "after": None} if op == "d" else {"after": row}
+        body = mysql(op, pos=4242) | images | {"transaction": {"total_order": order}}
+        encoded = ChangeMessage(json.dumps(body).encode(), json.dumps({"id": key}), properties)
+        return one(DebeziumJson(rules).decode(encoded))
+
+    changes = [
+        message("c", 1, "a", 1),
+        message("d", 1, "a", 2, **{"__debezium.newkey": '{"id":2}'}),
+        message("c", 2, "b", 3, **{"__debezium.oldkey": '{"id":1}'}),
+    ]
+    assert [change.position for change in changes] == [(0, 3, 4242, number) for number in (1, 2, 3)]
 
 
 def test_sql_server_is_ordered_by_both_lsns_and_the_event() -> None:

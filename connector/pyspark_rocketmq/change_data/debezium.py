@@ -5,14 +5,16 @@ Positions, which have the same number of parts in all messages of a connector:
 * PostgreSQL: last commit before the transaction, LSN, order in the transaction (0 without
   ``provide.transaction.metadata``). LSNs of interleaved transactions are not in the order of their commits.
 * MySQL and MariaDB: epoch of the server (``Rules.epoch_of``), number of the binary log's file, offset in it,
-  row of the event.
+  order in the transaction (row of the event without ``provide.transaction.metadata``). All events of a
+  compressed transaction have one offset, and the rows of each are numbered from 0: only the order
+  distinguishes them. In other transactions the offset decides.
 * SQL Server: commit LSN and change LSN, three parts each, and the number of the event.
 * Other connectors: none.
 
-For an update of the table's own key, Debezium sends a delete and an insert with one position, in two queues.
-If ``keys`` names other columns, the update may leave their values as they are. The delete and the insert then
-have the same key, and a delete that is read last would remove the row. So this delete gets a position just
-below the update.
+For an update of the table's own key, Debezium sends a delete and an insert, in two queues, and with one
+position if messages have no order in the transaction. If ``keys`` names other columns, the update may leave
+their values as they are. The delete and the insert then have the same key, and a delete that is read last
+would remove the row. So this delete gets a position just below the update.
 
 Without a schema, values are as JSON has them, types are empty, and nothing distinguishes bytes and precise
 decimals from text: set ``decimal.handling.mode=string``.
@@ -95,7 +97,7 @@ class DebeziumJson:
             table = event.table
             key = _key(message.keys, self.rules).typed_as(event.schema)
             change = self._change(event, key)
-            if _NEW_KEY in message.properties:
+            if _NEW_KEY in message.properties and not event.is_numbered:
                 change = self._freed(change, key.payload)
             return self._with_key_change(change)
         except MALFORMED as fault:
@@ -335,20 +337,21 @@ class _Event:
     order: Any
     """Number of the change in its transaction; None if the message has none."""
 
+    @property
+    def is_numbered(self) -> bool:
+        """Whether the position has the number of the change in its transaction."""
+        places = (self.source.get("lsn"), self.source.get("file"))
+        return self.order is not None and places != (None, None)
+
     def position(self, rules: Rules) -> Position | None:
         source = self.source
         if source.get("lsn") is not None:
             return checked(_postgres(source, self.order))
         if source.get("file") is not None:
             epoch = rules.epoch_of(_whole(source.get("server_id") or 0))
-            return checked(
-                (
-                    epoch,
-                    number_of_file(str(source["file"])),
-                    _whole(source.get("pos")),
-                    _whole(source.get("row") or 0),
-                )
-            )
+            number = source.get("row") or 0 if self.order is None else self.order
+            file = number_of_file(str(source["file"]))
+            return checked((epoch, file, _whole(source.get("pos")), _whole(number)))
         if source.get("change_lsn") is not None or source.get("commit_lsn") is not None:
             return checked(
                 (
