@@ -13,7 +13,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from deltalake import DeltaTable
+from deltalake import DeltaTable, write_deltalake
 
 import pyspark_rocketmq as rmq
 from pyspark_rocketmq.change_data.change import (
@@ -622,6 +622,21 @@ def test_a_statement_that_takes_a_column_away(tmp_path: Path, mode: str) -> None
         return
     again.apply(later)
     assert table_rows(path) == {2: {"x": 2, "a": 4}}
+
+
+def test_the_remedy_for_a_dropped_column_is_one(tmp_path: Path) -> None:
+    """K3: schema_changes='evolve': rows from before the statement, in its batch, bring the column back."""
+    path = tmp_path / "shop" / "orders"
+    batch = [Sent(change(Operation.INSERT, 1, id=1, a=1, b=1), 0), _statement(1)]
+    batch += [Sent(change(Operation.UPDATE, 2, id=1, b=2), 2)]
+    with pytest.raises(SinkConflict, match="dropped or renamed A of"):
+        Query(tmp_path, schema_changes="evolve").apply(batch)
+    rows = DeltaTable(path).to_pyarrow_table().drop_columns(["a"])
+    write_deltalake(path, rows, mode="overwrite", schema_mode="overwrite")
+
+    Query(tmp_path, schema_changes="evolve").apply(batch)
+
+    assert table_rows(path) == {1: {"a": 1, "b": 2}}
 
 
 _ONE, _TWO = SourceTable("shop", None, "orders_1"), SourceTable("shop", None, "orders_2")

@@ -315,6 +315,71 @@ def test_a_dropped_column_ends_the_query_as_long_as_the_table_has_it(tmp_path: P
     assert sorted(table_rows(tmp_path)) == [1, 2]
 
 
+def _without(path: Path, name: str) -> None:
+    """Rewrite a table without a column, as the error for a dropped column has it."""
+    rows = DeltaTable(path).to_pyarrow_table().drop_columns([name])
+    write_deltalake(path, rows, mode="overwrite", schema_mode="overwrite")
+
+
+def _evolving(path: Path) -> Query:
+    return Query(path, schema_changes="evolve", columns=None)
+
+
+def _with_a_drop(*after: Change) -> list[Sent | _Statement]:
+    """A batch with a row from before the column b was dropped, the statement, and rows from after it."""
+    before = Sent(change(Operation.UPDATE, 2, id=1, a=2, b=2, c=2), 1)
+    return [before, _Statement(_drop("B"), 2), *(Sent(each, 3 + at) for at, each in enumerate(after))]
+
+
+def _has_dropped_b(path: Path, batch: Sequence[Sent | _Statement]) -> None:
+    """Apply a batch to a table with the column b, which the query refuses, and rewrite the table."""
+    Query(path).apply([Sent(change(Operation.INSERT, 1, id=1, a=1, b=1, c=1), 0)])
+    with pytest.raises(SinkConflict, match="dropped or renamed B of"):
+        _evolving(path).apply(batch)
+    _without(path, "b")
+
+
+def test_the_remedy_for_a_dropped_column_is_one(tmp_path: Path) -> None:
+    """K3: schema_changes='evolve': rows from before the statement, in its batch, bring the column back."""
+    batch = _with_a_drop(change(Operation.UPDATE, 3, id=1, a=3, c=3), change(Operation.INSERT, 4, id=2, a=4))
+    _has_dropped_b(tmp_path, batch)
+    query = _evolving(tmp_path)
+    query.apply(batch)
+    query.apply([Sent(change(Operation.INSERT, 5, id=3, a=5), 9)])
+
+    assert {key: row["a"] for key, row in table_rows(tmp_path).items()} == {1: 3, 2: 4, 3: 5}
+    with pytest.raises(SinkConflict, match="dropped or renamed b of"):
+        query.apply([_Statement(_drop("b"), 10)])
+
+
+def test_a_column_that_is_dropped_and_added_again_has_its_values(tmp_path: Path) -> None:
+    """K3: no statement decides how rows are read: these come after it, but no row's form shows that."""
+    batch = _with_a_drop(change(Operation.INSERT, 3, id=2, a=3, b=3, c=3))
+    _has_dropped_b(tmp_path, batch)
+    _evolving(tmp_path).apply(batch)
+    assert table_rows(tmp_path)[2] == {"a": 3, "b": 3, "c": 3}
+
+
+def test_a_dropped_column_of_a_batch_that_is_tried_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """K3: the first try has added the column again, so this is no column that the user has left there."""
+    batch = _with_a_drop()
+    _has_dropped_b(tmp_path, batch)
+    merge, tries = ChangeAppender.merge, list[object]()
+
+    def second(self: ChangeAppender, *given: Any) -> None:
+        tries.append(given)
+        if len(tries) == 1:
+            raise FileExistsError
+        merge(self, *given)
+
+    monkeypatch.setattr(ChangeAppender, "merge", second)
+    _evolving(tmp_path).apply(batch)
+    assert len(tries) == 2
+    assert table_rows(tmp_path)[1] == {"a": 2, "b": 2, "c": 2}
+
+
 def test_an_unknown_column_ends_the_query(tmp_path: Path) -> None:
     """K3: schema_changes='exception'"""
     with pytest.raises(

@@ -94,6 +94,11 @@ class ChangeAppender:
     rules: ChangeRules
     made_for: Callable[[TableSnapshot, BatchChanges], Merge]
     """Returns the MERGE of a batch for one version of the table."""
+    unmerged: set[str]
+    """Columns that were added for changes which are not merged yet; the appenders of a sink share this set.
+
+    If the merge is tried again, the table already has these columns.
+    """
 
     @property
     def commits_by(self) -> str:
@@ -119,10 +124,19 @@ class ChangeAppender:
             DeltaError, OSError: If the commit failed, or if its outcome is unknown.
         """
         changes = FileChanges(log.files, files)
-        add_new_columns(self.table, changes, self.rules)
+        self.add_new_columns(changes)
         return FileAppender(self.table).append_merged(
             log, files, before, commit, lambda note: self.merge(changes, note)
         )
+
+    def add_new_columns(self, changes: ChangeRows) -> None:
+        """Add the columns that changes have and the table lacks, if the rules allow it.
+
+        Raises:
+            FileExistsError: If another commit came first, or may have.
+            DeltaError, OSError: If the commit failed, or if its outcome is unknown.
+        """
+        add_new_columns(self.table, changes, self.rules, self.unmerged)
 
     def merge(self, changes: ChangeRows, note: CommitNote) -> None:
         """Commit the effect of changes, by a MERGE, directly after the version that the table is at.
@@ -135,11 +149,12 @@ class ChangeAppender:
             DeltaError, OSError: If the commit failed, or if its outcome is unknown.
         """
         with ExitStack() as spools:
-            batch = BatchChanges(self.table, self.rules, changes)
+            batch = BatchChanges(self.table, self.rules, changes, self.unmerged)
             batch.check()
             merge = self.made_for(self.table, batch)
             source, keys_between = batch.spooled(merge.of_share, spools)
             batch.commit(partial(merge.merge, source, keys_between), note)
+        self.unmerged.clear()
 
     def set_watermarks(self, log: SinkLog, before: GroupCommit, commit: SinkCommit) -> int:
         """Make a commit without rows that sets watermarks, for an operator; return the new version."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 import errno
 import logging
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from datetime import date, datetime
@@ -100,10 +100,16 @@ class ChangeRules:
 class BatchChanges:
     """The changes of a batch, for one version of the table."""
 
-    def __init__(self, table: TableSnapshot, rules: ChangeRules, changes: ChangeRows) -> None:
-        """Set the table at the version to build on, its rules, and the changes that tasks wrote."""
+    def __init__(
+        self, table: TableSnapshot, rules: ChangeRules, changes: ChangeRows, new: Collection[str] = ()
+    ) -> None:
+        """Set the table at the version to build on, its rules, and the changes that tasks wrote.
+
+        ``new`` are columns that the table has only because of these changes, if the rules allow new ones.
+        """
         self._table = table
         self._rules = rules
+        self._new = new
         self._storage = table.log.storage
         self._changes = changes
         types = {name: type_ddl(type_) for name, type_ in table.form().column_types.items()}
@@ -237,9 +243,11 @@ class BatchChanges:
     def _counting(self, bad: pa.Table) -> pa.Table:
         """Return ``bad`` without statements that only remove columns which the table lacks.
 
-        Names may differ in case.
+        It counts as lacking a column that it has only because of these changes: rows from before the
+        statement may have brought the column back after its user had removed it. Names may differ in case.
         """
         names = {name.lower() for name in (*self.columns.keys, *self.columns.others)}
+        names -= {name.lower() for name in self._new}
         counts = [
             operation != SCHEMA or removed is None or not names.isdisjoint(map(str.lower, removed))
             for operation, removed in zip(bad[OPERATION].to_pylist(), bad[ABSENT].to_pylist(), strict=True)
@@ -396,11 +404,14 @@ def keep_properties(table: TableSnapshot, wanted: Mapping[str, str]) -> Mapping[
     return table.form().configuration
 
 
-def add_new_columns(table: TableSnapshot, changes: ChangeRows, rules: ChangeRules) -> None:
+def add_new_columns(table: TableSnapshot, changes: ChangeRows, rules: ChangeRules, names: set[str]) -> None:
     """Add the columns that changes have and a table lacks; a batch that is repeated finds them there.
 
     If ``rules`` forbid new columns, a table gets only those of its first rows. It may have been created
     before them with only the key's columns, by a deletion.
+
+    ``names`` gets the names of the columns, also if the outcome of the commit is unknown, but not if
+    ``rules`` forbid new ones.
 
     Raises:
         FileExistsError: If another commit came first, or may have.
@@ -414,6 +425,8 @@ def add_new_columns(table: TableSnapshot, changes: ChangeRows, rules: ChangeRule
         if is_kept:
             keep_properties(table, {_COLUMNS: _FROM_FIRST_ROW})
         return
+    if not is_kept:
+        names.update(added)
     fields = Schema.from_arrow(fields_of(added)).fields
     begun_at = table.version
     table.write_next(

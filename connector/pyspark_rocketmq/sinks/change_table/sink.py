@@ -31,7 +31,6 @@ from pyspark_rocketmq.sinks.change_table.appender import ChangeAppender, Merge, 
 from pyspark_rocketmq.sinks.change_table.batch_changes import (
     BatchChanges,
     ChangeRules,
-    add_new_columns,
     keep_properties,
 )
 from pyspark_rocketmq.sinks.change_table.change_files import ChangeRows
@@ -205,7 +204,7 @@ class ChangeTable(DeltaSink):
         if self._has_history:
             tracked = None if self._tracked is None else frozenset(self._tracked)
             made_for = partial(VersionMerge, tracked=tracked)
-        appender = partial(ChangeAppender, rules=self._rules, made_for=made_for)
+        appender = partial(ChangeAppender, rules=self._rules, made_for=made_for, unmerged=set())
         return PathHome(table_uri(path), storage, appender)
 
     @property
@@ -398,7 +397,7 @@ class ChangeTable(DeltaSink):
     def _apply(self, changes: ChangeRows, handle: SinkHandle) -> None:
         appender = handle.appender
         assert isinstance(appender, ChangeAppender)
-        add_new_columns(appender.table, changes, self._rules)
+        appender.add_new_columns(changes)
         appender.merge(changes, CommitNote())
         self._table.start_maintenance(handle.log)
 
