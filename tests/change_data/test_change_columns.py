@@ -99,6 +99,24 @@ def test_changes_of_debezium_have_keys_positions_and_absent_columns(spark: Spark
     assert json.loads(rows[1].after) == {"id": 1, "title": "two"}
 
 
+def test_a_changed_key_is_freed_by_the_header_of_its_delete(spark: SparkSession) -> None:
+    """K6: facts 15, 17: by the properties, also if columns are named: both messages have one position."""
+    source = {"db": "shop", "table": "orders", "file": "binlog.000007", "pos": 500, "row": 0, "server_id": 1}
+    images = ({"op": "c", "after": {"id": 2, "mail": "a"}}, {"op": "d", "before": {"id": 1, "mail": "a"}})
+    bodies = [json.dumps({"before": None, "after": None, "source": source} | each) for each in images]
+    properties = [{"__debezium.oldkey": '{"id":1}'}, {"__debezium.newkey": '{"id":2}'}]
+    data = [(bytearray(body.encode()), of) for body, of in zip(bodies, properties, strict=True)]
+    df = spark.createDataFrame(data, "body binary, properties map<string, string>")
+
+    for columns in (None, ["properties", "body"]):
+        changes = rmq.change_columns(df, envelope="debezium", columns=columns, keys=["mail"])
+        rows = changes.orderBy("position").collect()
+        assert [(row.op, row.position) for row in rows] == [
+            ("delete", [0, 7, 499, 0]),
+            ("insert", [0, 7, 500, 0]),
+        ]
+
+
 @SIM_ONLY
 def test_stream_of_messages_is_a_stream_of_changes(
     spark: SparkSession, cluster: ClusterUnderTest, tmp_path: Path

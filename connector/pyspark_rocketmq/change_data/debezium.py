@@ -65,7 +65,7 @@ _LONGEST_KEPT: Final = 128 << 10
 """Number of characters up to which a schema is kept: it takes several times its text's memory."""
 _MOST_KINDS: Final = 64
 """Number of sets of names for which a schema keeps its columns; usually each message has the same names."""
-_NEW_KEY: Final = "__debezium.newkey"
+NEW_KEY: Final = "__debezium.newkey"
 """Header of the delete that Debezium sends for an update of the table's own key."""
 
 
@@ -97,7 +97,7 @@ class DebeziumJson:
             table = event.table
             key = _key(message.keys, self.rules).typed_as(event.schema)
             change = self._change(event, key)
-            if _NEW_KEY in message.properties and not event.is_numbered:
+            if NEW_KEY in message.properties and not event.is_numbered:
                 change = self._freed(change, key.payload)
             return self._with_key_change(change)
         except MALFORMED as fault:

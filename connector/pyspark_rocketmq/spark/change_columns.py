@@ -8,9 +8,10 @@ from typing import Any, Final, NamedTuple, Unpack, cast
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame
-from pyspark.sql.types import ArrayType, LongType, StringType, StructField, StructType
+from pyspark.sql.types import ArrayType, LongType, MapType, StringType, StructField, StructType
 
 from pyspark_rocketmq.change_data.change import (
     BadChange,
@@ -23,6 +24,7 @@ from pyspark_rocketmq.change_data.change import (
     SourceTable,
     SourceType,
 )
+from pyspark_rocketmq.change_data.debezium import NEW_KEY
 from pyspark_rocketmq.change_data.envelopes import EnvelopeOptions, envelope_of
 from pyspark_rocketmq.change_data.json_text import show
 from pyspark_rocketmq.errors import SchemaError
@@ -31,6 +33,8 @@ from pyspark_rocketmq.wire.columnar.schema import MESSAGE_SCHEMA
 
 _BODY: Final = "body"
 _KEYS: Final = "keys"
+_PROPERTIES: Final = "properties"
+_TEXTS: Final = (pa.string(), pa.large_string())
 _SCHEMA_CHANGE: Final = "schema_change"
 _COLUMNS: Final = {
     "op": (pa.string(), StringType()),
@@ -53,8 +57,8 @@ def change_columns(
 ) -> DataFrame:
     """Return the changes of a database's tables that the messages of ``df`` hold, a row for each.
 
-    ``df`` is a stream or a read of ``format("rocketmq")``, with ``body``, and with ``keys`` for Debezium. Its
-    columns stay, and these are added:
+    ``df`` is a stream or a read of ``format("rocketmq")``, with ``body``, and for Debezium with ``keys`` and
+    ``properties``. Its columns stay, and these are added:
 
     * ``op``: ``insert``, ``update``, ``delete``, ``truncate``, ``snapshot`` or ``schema_change``; null in a
       row with ``error``;
@@ -102,16 +106,24 @@ def _in_a_pipeline(df: DataFrame, columns: Sequence[str], decoder: Envelope, add
     from pyspark.sql import functions as sf
     from pyspark.sql.pandas.functions import arrow_udf
 
-    def decode(bodies: pa.Array, keys: pa.Array) -> pa.Array:
-        origins, rows = _decoded(decoder, bodies.to_pylist(), keys.to_pylist())
-        firsts = np.searchsorted(origins, np.arange(len(bodies) + 1))
-        structs = pa.StructArray.from_arrays(_arrays(rows), names=list(_COLUMNS))
-        return pa.ListArray.from_arrays(pa.array(firsts, pa.int32()), structs)
+    def decode(bodies: pa.Array, keys: pa.Array, properties: pa.Array) -> pa.Array:
+        return _lists(decoder, bodies, keys, properties)
 
     # Its annotations leave this form out.
     function = cast("Any", arrow_udf)(decode, ArrayType(added))
-    keys = sf.col(_KEYS) if _KEYS in columns else sf.lit(None).cast(StringType())
-    return df.select(*columns, sf.inline(function(sf.col(_BODY), keys)))
+    optional = {_KEYS: StringType(), _PROPERTIES: MapType(StringType(), StringType())}
+    others = [
+        sf.col(name) if name in columns else sf.lit(None).cast(type_) for name, type_ in optional.items()
+    ]
+    return df.select(*columns, sf.inline(function(sf.col(_BODY), *others)))
+
+
+def _lists(decoder: Envelope, bodies: pa.Array, keys: pa.Array, properties: pa.Array) -> pa.ListArray:
+    """Return for each message a list of its changes, as structs of the added columns."""
+    origins, rows = _decoded(decoder, bodies, keys, properties)
+    firsts = np.searchsorted(origins, np.arange(len(bodies) + 1))
+    structs = pa.StructArray.from_arrays(_arrays(rows), names=list(_COLUMNS))
+    return pa.ListArray.from_arrays(pa.array(firsts, pa.int32()), structs)
 
 
 def _fields(df: DataFrame) -> list[StructField]:
@@ -185,25 +197,37 @@ class _Changes:
 
     def _decode(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         by_lower = {name.lower(): name for name in batch.schema.names}
-        bodies = batch.column(by_lower[_BODY]).to_pylist()
-        keys = batch.column(by_lower[_KEYS]).to_pylist() if _KEYS in by_lower else [None] * len(bodies)
-        origins, rows = _decoded(self._envelope, bodies, keys)
+        missing = pa.nulls(batch.num_rows)
+        bodies, keys, properties = (
+            batch.column(by_lower[name]) if name in by_lower else missing
+            for name in (_BODY, _KEYS, _PROPERTIES)
+        )
+        origins, rows = _decoded(self._envelope, bodies, keys, properties)
         kept = [column.take(pa.array(origins, pa.int64())) for column in batch.columns]
         return pa.RecordBatch.from_arrays([*kept, *_arrays(rows)], names=[*batch.schema.names, *_COLUMNS])
 
 
 def _decoded(
-    envelope: Envelope, bodies: Iterable[bytes | None], keys: Iterable[str | None]
+    envelope: Envelope, bodies: pa.Array, keys: pa.Array, properties: pa.Array
 ) -> tuple[list[int], list[_Row]]:
     """Return two lists: for each row the index of its message, and the rows themselves."""
     origins, rows = [], []
-    for at, (body, key) in enumerate(zip(bodies, keys, strict=True)):
-        for change in envelope.decode(ChangeMessage(body or b"", key or "")):
+    messages = zip(bodies.to_pylist(), keys.to_pylist(), _read_properties(properties), strict=True)
+    for at, (body, key, known) in enumerate(messages):
+        for change in envelope.decode(ChangeMessage(body or b"", key or "", known)):
             row = _row(change)
             if row is not None:
                 origins.append(at)
                 rows.append(row)
     return origins, rows
+
+
+def _read_properties(properties: pa.Array) -> Iterable[Mapping[str, str]]:
+    """Return for each message the only property that an envelope reads; none if the column is another one."""
+    if not pa.types.is_map(properties.type) or properties.type.key_type not in _TEXTS:
+        return [{}] * len(properties)
+    new_keys = pc.map_lookup(properties, pa.scalar(NEW_KEY, properties.type.key_type), "first")
+    return [{} if key is None else {NEW_KEY: key} for key in new_keys.to_pylist()]
 
 
 def _arrays(rows: Sequence[_Row]) -> list[pa.Array]:

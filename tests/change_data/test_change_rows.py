@@ -1,0 +1,63 @@
+"""Messages in Arrow become rows of changes, as ``change_columns`` has tasks make them."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from pyspark_rocketmq.change_data.envelopes import envelope_of
+from pyspark_rocketmq.spark.change_columns import _Changes, _lists
+
+_NEW_KEY = "__debezium.newkey"
+
+
+def _body(op: str, key: int) -> bytes:
+    """A message of MySQL: REPLACE by a unique mail gives the row another id, so both have one position."""
+    row = {"id": key, "mail": "a"}
+    source = {"db": "shop", "table": "orders", "file": "binlog.000007", "pos": 500, "row": 0, "server_id": 1}
+    images = {"before": row, "after": None} if op == "d" else {"before": None, "after": row}
+    return json.dumps({"op": op, "source": source, **images}).encode()
+
+
+_PROPERTIES: list[Any] = [[("A", "1")], [("A", "1"), (_NEW_KEY, '{"id":2}')], None, []]
+
+
+@pytest.mark.parametrize("text", [pa.string(), pa.large_string()])
+@pytest.mark.parametrize("first", [0, 1])
+def test_a_changed_key_is_freed_by_the_header_of_its_delete(text: pa.DataType, first: int) -> None:
+    """K6: facts 15, 17: as in a change table, so that a key that only ``keys`` names keeps its row."""
+    bodies = pa.array([b"null", _body("d", 1), _body("c", 2), b"null"])
+    keys = pa.array([None, '{"id":1}', '{"id":2}', None])
+    properties = pa.array(_PROPERTIES, pa.map_(text, text))
+    columns = {"Body": bodies, "keys": keys, "Properties": properties}
+    envelope = envelope_of("debezium", {"keys": ["mail"]})
+    batch = pa.RecordBatch.from_pydict(columns).slice(first)
+
+    [found] = _Changes(envelope)([batch])
+    lists = _lists(envelope, *batch.columns).to_pylist()
+
+    wanted = [("delete", '{"mail":"a"}', [0, 7, 499, 0]), ("insert", '{"mail":"a"}', [0, 7, 500, 0])]
+    rows = found.select(["op", "key", "position"]).to_pylist()
+    assert [tuple(row.values()) for row in rows] == wanted
+    assert [[(row["op"], row["key"], row["position"]) for row in each] for each in lists] == [
+        *[[]] * (1 - first),
+        *([each] for each in wanted),
+        [],
+    ]
+
+
+_OTHERS = [pa.array(["x", "y"]), pa.array([[(1, "x")], []], pa.map_(pa.int64(), pa.string()))]
+
+
+@pytest.mark.parametrize("properties", [None, *_OTHERS])
+def test_messages_without_properties(properties: pa.Array | None) -> None:
+    """K6: fact 15: they are optional, and another column of this name is none of them."""
+    columns = {"body": pa.array([_body("d", 1), _body("c", 2)])}
+    columns |= {} if properties is None else {"properties": properties}
+
+    [found] = _Changes(envelope_of("debezium", {"keys": ["mail"]}))([pa.RecordBatch.from_pydict(columns)])
+
+    assert found.column("position").to_pylist() == [[0, 7, 500, 0]] * 2
