@@ -13,12 +13,33 @@ from pyspark_rocketmq.listeners.messages import ArrivedMessages, ArrowMessages
 from pyspark_rocketmq.model import MessageExt
 from pyspark_rocketmq.wire.columnar.columns import END_TIMESTAMP_MS, FIRST_TIMESTAMP_MS
 from pyspark_rocketmq.wire.columnar.decode import rows_of
+from pyspark_rocketmq.wire.columnar.schema import MAP_TYPE
 from tests.helpers.messages import QUEUE, message_at
 from tests.helpers.source_rows import batches_of, row_of
 
 NAMES = ("KEYS", "TAGS", "WAIT", "é")
 ALIKE = st.lists(st.fixed_dictionaries(dict.fromkeys(NAMES, st.sampled_from(["", "a", "bb"]))), max_size=9)
 VARIOUS = st.lists(st.dictionaries(st.sampled_from(NAMES), st.sampled_from(["", "a", "é"])), max_size=9)
+
+
+def large(batches: list[pa.RecordBatch]) -> list[pa.RecordBatch]:
+    """The batches as Spark passes them with ``spark.sql.execution.arrow.useLargeVarTypes``."""
+    kinds = {
+        pa.string(): pa.large_string(),
+        pa.binary(): pa.large_binary(),
+        MAP_TYPE: pa.map_(pa.large_string(), pa.large_string()),
+    }
+    return [
+        pa.RecordBatch.from_pylist(
+            each.to_pylist(),
+            schema=pa.schema([(field.name, kinds.get(field.type, field.type)) for field in each.schema]),
+        )
+        for each in batches
+    ]
+
+
+def cut_at(batch: pa.RecordBatch, row: int) -> tuple[pa.RecordBatch, pa.RecordBatch]:
+    return batch.slice(0, row), batch.slice(row)
 
 
 @given(properties=ALIKE | VARIOUS, texts=st.data(), cut=st.integers(0, 9))
@@ -39,13 +60,22 @@ def test_messages_are_what_their_columns_say(
         for offset, each in enumerate(properties)
     ]
     whole = batches_of([row_of(message) for message in messages], 9)
-    batches = [piece for each in whole for piece in (each.slice(0, cut), each.slice(cut))]
+    batches = [piece for each in whole for piece in cut_at(each, cut)]
+    in_large = [piece for each in large(whole) for piece in cut_at(each, cut)]
 
     assert list(ArrivedMessages(QUEUE, batches)) == messages
+    assert list(ArrivedMessages(QUEUE, in_large)) == messages
     added = {"MIN_OFFSET": "3", "MAX_OFFSET": "90", "WAIT": "x"}
     assert list(ArrivedMessages(QUEUE, batches, added)) == [
         message._replace(properties={**message.properties, **added}) for message in messages
     ]
+
+
+def test_texts_with_long_offsets_are_not_taken_for_repetitions() -> None:
+    """D1: half of the memory of their offsets is 0."""
+    messages = [message_at(offset)._replace(tags=tag) for offset, tag in enumerate(["", "", "x"])]
+
+    assert list(ArrivedMessages(QUEUE, large(batches_of([row_of(each) for each in messages], 9)))) == messages
 
 
 @pytest.mark.parametrize("count", [1, 2], ids=["all", "some"])

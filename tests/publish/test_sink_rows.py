@@ -211,6 +211,27 @@ def test_brokers_decide_which_delay_levels_they_have(level: int) -> None:
     assert options(delayLevel=level).delay_level == level
 
 
+@pytest.mark.parametrize("text", [pa.string(), pa.large_string(), pa.string_view()])
+@pytest.mark.parametrize("data", [pa.binary(), pa.large_binary(), pa.binary_view()])
+def test_rows_are_the_same_whatever_arrow_type_spark_gives_their_strings(
+    text: pa.DataType, data: pa.DataType
+) -> None:
+    """G2: ``spark.sql.execution.arrow.useLargeVarTypes`` chooses the large ones."""
+    values = {"keys": "k", "tags": "größe", "shardingKey": "s", "brokerName": "a", "msgId": "m"}
+    rows: list[dict[str, Any]] = [
+        {"body": body, **values, "properties": [("a", "é")]} for body in ("größe", "x")
+    ]
+    columns = [*((name, text) for name in values), ("properties", pa.map_(text, text))]
+
+    (usual, second) = read_rows(rows, pa.schema([("body", pa.string()), *columns]))
+    found = read_rows(rows, pa.schema([("body", text), *columns]))
+    for each in rows:
+        each["body"] = each["body"].encode()
+
+    assert (usual.body, second.body) == ("größe".encode(), b"x")
+    assert found == read_rows(rows, pa.schema([("body", data), *columns])) == [usual, second]
+
+
 def test_properties_a_broker_adds_at_delivery_are_not_sent() -> None:
     """G2: of properties that were read with TIMER_OUT_MS in them, a broker would not delay the message."""
     moment = datetime(2030, 1, 2, tzinfo=UTC)

@@ -483,9 +483,10 @@ def _alike(names: Sequence[str], values: Sequence[str], extra: Mapping[str, str]
 def _repeats(column: pa.StringArray, width: int) -> bool:
     """Return whether the column consists only of repetitions of its first ``width`` values.
 
-    False if a value is null, or ``width`` is 0.
+    False if a value is null, if ``width`` is 0, and for other types of strings, with which Spark can pass
+    rows (``spark.sql.execution.arrow.useLargeVarTypes``).
     """
-    if not width or column.null_count:
+    if not width or column.null_count or not pa.types.is_string(column.type):
         return False
     _, offsets, data = column.buffers()
     ends = np.frombuffer(offsets, np.int32)[column.offset : column.offset + len(column) + 1]

@@ -44,6 +44,8 @@ DELIVER_TIMESTAMP: Final = "deliverTimestamp"
 MSG_ID: Final = "msgId"
 PROPERTIES: Final = "properties"
 
+_TEXTS: Final = (pa.string(), pa.large_string(), pa.string_view())
+"""Arrow types of a column of strings; ``spark.sql.execution.arrow.useLargeVarTypes`` chooses the second."""
 _TOPIC_NAME: Final = resource_name("topic", MAX_TOPIC_LENGTH)
 
 
@@ -229,8 +231,8 @@ class RowReader:
         if position is None:
             return [fixed.get(name)] * batch.num_rows
         column = batch.column(position)
-        if name == BODY and pa.types.is_string(column.type):
-            column = column.cast(pa.binary())
+        if name == BODY and column.type in _TEXTS:
+            column = column.cast(pa.large_binary())
         if name == DELIVER_TIMESTAMP:
             column = pc.divide(column.cast(pa.timestamp("us", column.type.tz)).cast(pa.int64()), 1000)
         values: list[Any] = column.to_pylist()
