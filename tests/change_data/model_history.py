@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
@@ -34,13 +35,23 @@ _BEGIN = datetime(2026, 11, 1, tzinfo=UTC)
 _OPERATIONS = (Operation.DELETE, Operation.TRUNCATE)
 
 
-def timed(log: Iterable[Change], few: int | None = None) -> list[Change]:
-    """Return changes with times of the source, and with only so many different values of a column."""
+def timed(
+    log: Iterable[Change], few: int | None = None, swapped: random.Random | None = None
+) -> list[Change]:
+    """Return changes with times of the source, and with only so many different values of a column.
+
+    With ``swapped`` the times of a third of the changes are some seconds later, so the next ones go back.
+    """
+
+    def seconds(change: Change) -> int:
+        later = 0 if swapped is None else swapped.choice([0, 0, swapped.randrange(1, 9)])
+        return later + (change.position[0] if change.position else 0)
+
     return [
         replace(
             change,
             row=change.row if few is None else coarse(change.row, few),
-            source_time=_BEGIN + timedelta(seconds=change.position[0] if change.position else 0),
+            source_time=_BEGIN + timedelta(seconds=seconds(change)),
         )
         for change in log
     ]
@@ -58,7 +69,7 @@ Versions = dict[Any, list[Row]]
 
 
 def sorted_versions(changes: Iterable[Sent], tracked: Iterable[str] = COLUMNS) -> Versions:
-    """The versions that a model gives which has all changes, and sorts them."""
+    """The versions that a model gives which has all changes, and sorts them. None ends before it starts."""
     found: Versions = {}
     current: dict[int, Row] = {}
     for each in sorted(changes, key=lambda each: each.at):
@@ -67,7 +78,7 @@ def sorted_versions(changes: Iterable[Sent], tracked: Iterable[str] = COLUMNS) -
             keys = [change.key["id"]] if change.key else list(current)
             for key in keys:
                 if key in current:
-                    current.pop(key)[END_AT] = time
+                    _end(current.pop(key), time)
             continue
         key = change.key["id"]
         given = {name: change.row[name] for name in COLUMNS if name not in change.absent}
@@ -76,11 +87,15 @@ def sorted_versions(changes: Iterable[Sent], tracked: Iterable[str] = COLUMNS) -
             old |= given
             continue
         if old is not None:
-            old[END_AT] = time
+            _end(old, time)
         base = dict.fromkeys(COLUMNS) if old is None else {name: old[name] for name in COLUMNS}
         current[key] = {**base, **given, START_AT: time, END_AT: None}
         found.setdefault(key, []).append(current[key])
     return found
+
+
+def _end(version: Row, time: datetime | None) -> None:
+    version[END_AT] = time if time is None else max(version[START_AT], time)
 
 
 def timed_rows(columns: TableColumns, batch: Iterable[Sent]) -> pa.Table:
@@ -177,7 +192,8 @@ class MemoryHistory:
             for place, row in self.rows.items():
                 is_open = row[END_POSITION] is None and row[POSITION] < at
                 if self.closes_below and place not in matched and is_open:
-                    row |= {END_POSITION: at, END_AT: time}
+                    row[END_POSITION] = at
+                    _end(row, time)
 
     @property
     def visible(self) -> Versions:

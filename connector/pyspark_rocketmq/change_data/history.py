@@ -10,6 +10,8 @@ Rule 4: a version is a summary of events. An event that cannot be derived from t
 *lost* in them. Callers must record it elsewhere; then it is *remembered*. A change that comes late may have
 to split a version, which needs all its events. If the record of an event is deleted, only the values in the
 versions remain of it.
+Rule 5: no version ends before it starts. Times may go back where places go on: a row of a later snapshot may
+have a low place, and changes of a long transaction have late places. Such a version ends when it starts.
 """
 
 from __future__ import annotations
@@ -125,7 +127,7 @@ class _Walk:
     """Values that the next version takes over from the one before."""
     versions: list[Version] = field(default_factory=list)
     in_vain: list[Event] = field(default_factory=list)
-    """Deletions before which there was no row, and which are not remembered yet."""
+    """Deletions that are not remembered yet, and before which there was no row, or whose time none shows."""
     _current: Version | None = None
     _time: datetime | None = None
 
@@ -143,14 +145,16 @@ class _Walk:
         current.events.append(event)
 
     def _delete(self, event: Event) -> None:
-        if self._current is not None:
-            self._end(self._current, event.at)
-        elif not event.is_remembered:
+        current = self._current
+        if current is not None:
+            self._end(current, event.at)
+        if not event.is_remembered and (current is None or current.end != self._time):
             self.in_vain.append(event)
         self._current, self.inherited = None, NOTHING
 
     def _end(self, version: Version, at: Order) -> None:
-        version.ended_at, version.end = at, self._time
+        start, time = version.start, self._time
+        version.ended_at, version.end = at, time if start is None or time is None else max(start, time)
 
     def _opens_another(self, version: Version, values: Mapping[str, int]) -> bool:
         return any(

@@ -48,6 +48,7 @@ from pyspark_rocketmq.sinks.change_table.versions import (
     END_POSITION,
     HISTORY_FIELDS,
     PLACES,
+    START_AT,
     Truncations,
     keys_after,
     known_of,
@@ -125,7 +126,9 @@ class VersionMerge:
         # this may be wrong, but then the source has all versions of the key.
         for at, time in sorted(self._batch.truncations.items()):
             is_ended = f"{TARGET}.{quoted(END_POSITION)} IS NULL AND {old} < {sql_literal(at)}"
-            ends = {quoted(END_POSITION): sql_literal(at), quoted(END_AT): _literal(time)}
+            start, end = f"{TARGET}.{quoted(START_AT)}", _literal(time)
+            not_before = f"CASE WHEN {start} > {end} THEN {start} ELSE {end} END"
+            ends = {quoted(END_POSITION): sql_literal(at), quoted(END_AT): not_before}
             merger = merger.when_not_matched_by_source_update(ends, is_ended)
         logger.debug("versions merged metrics=%s", merger.execute())
 
