@@ -30,7 +30,7 @@ from pyspark_rocketmq.sinks.delta.appenders import FileAppender
 from pyspark_rocketmq.sinks.delta.rules import SinkCommit, app_id, own_metadata
 from pyspark_rocketmq.sinks.delta.sink import DeltaSink
 from pyspark_rocketmq.sinks.delta.sink_log import SinkLog, log_of, opened_log
-from pyspark_rocketmq.sinks.delta.table import MANY_COMMITS
+from pyspark_rocketmq.sinks.delta.table import MANY_COMMITS, PathHome
 from tests.helpers.sink_rows import GROUP, Q0, Q1, files_of, run_batch
 from tests.sinks.group_conformance import Batch, GroupConformance
 from tests.sinks.sink_conformance import (
@@ -665,6 +665,63 @@ def test_a_constraint_added_while_the_query_runs_is_refused_where_spark_cannot_w
     DeltaTable(path).alter.add_constraint({"positive": "queueOffset >= 0"})
 
     with pytest.raises(OptionError, match="CHECK constraint positive"):
+        sink.begin(GROUP, {Q0: 0})
+
+
+def with_columns_marked(path: Path, metadata: dict[str, dict[str, str]], protocol: dict[str, int]) -> None:
+    """Replace the table's protocol, and give its columns this metadata, as only Spark can."""
+    created = path / "_delta_log" / f"{0:020d}.json"
+    actions = [json.loads(line) for line in created.read_text().splitlines()]
+    for action in actions:
+        if "protocol" in action:
+            action["protocol"] = protocol
+        if "metaData" in action:
+            schema = json.loads(action["metaData"]["schemaString"])
+            for field in schema["fields"]:
+                field["metadata"] = metadata.get(field["name"], {})
+            action["metaData"]["schemaString"] = json.dumps(schema)
+    created.write_text("".join(f"{json.dumps(action)}\n" for action in actions))
+
+
+@pytest.mark.parametrize("kind", [pa.date32(), pa.timestamp("us")], ids=["generated", "of a time"])
+def test_partition_columns_of_a_table_that_spark_writes_are_left_to_spark(
+    path: Path, kind: pa.DataType, no_spark: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """J5: a generated one, which no row has, and one of a type that has several texts."""
+    with_day = SCHEMA.append(pa.field("day", kind))
+    DeltaTable.create(path, schema=with_day, partition_by=["day"])
+    if pa.types.is_date(kind):
+        generated = {"day": {"delta.generationExpression": "CAST(step AS DATE)"}}
+        with_columns_marked(path, generated, {"minReaderVersion": 1, "minWriterVersion": 4})
+        columns, reason = SCHEMA, "generated column day"
+    else:
+        DeltaTable(path).alter.add_constraint({"positive": "queueOffset >= 0"})
+        columns, reason = with_day, "CHECK constraint positive"
+    with pytest.raises(OptionError, match=reason):
+        DeltaSink(path).prepare(columns)
+
+    monkeypatch.setattr(PathHome, "check_spark", lambda *_: None)
+    sink = DeltaSink(path)
+    sink.prepare(columns)
+
+    assert sink.begin(GROUP, {Q0: 0}).is_by_spark
+
+
+def test_partition_columns_are_checked_when_spark_need_not_write_any_more(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """J5: the type of this one has several texts."""
+    monkeypatch.setattr(PathHome, "check_spark", lambda *_: None)
+    schema = SCHEMA.append(pa.field("amount", pa.float64()))
+    DeltaTable.create(path, schema=schema, partition_by=["amount"])
+    DeltaTable(path).alter.add_constraint({"positive": "queueOffset >= 0"})
+    sink = DeltaSink(path)
+    sink.prepare(schema)
+    assert sink.begin(GROUP, {Q0: 0}).is_by_spark
+
+    DeltaTable(path).alter.drop_constraint("positive")
+
+    with pytest.raises(OptionError, match="partition column 'amount' has type double"):
         sink.begin(GROUP, {Q0: 0})
 
 

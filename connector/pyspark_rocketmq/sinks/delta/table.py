@@ -364,15 +364,11 @@ class SinkTable:
             if self.schema_evolution:
                 self._add_missing_columns(handle, schema)
             self._warn_of_long_log(handle.log.table.form())
-        form = handle.log.table.form()
-        self._check_columns(form, wanted)
-        by_table = replace(wanted, partition_by=form.partition_by)
-        check_wanted(self.path, by_table, has_positions=self._has_positions)
+        reasons = self._check_form(handle.log.table.form(), wanted)
         self._wanted, self._checked_form, self.schema = wanted, None, schema
         self._forget_handles_of_another_session()
         self._handles.keep(handle)
         self.table_id = handle.log.table.table_id
-        reasons = self.reasons_for_spark(form)
         if not reasons:
             self._warn_of_spark()
         logger.info(
@@ -409,9 +405,16 @@ class SinkTable:
             path = masked(self.path)
             logger.warning("if Spark also writes path=%s, for example by OPTIMIZE, %s", path, problems[-1])
 
-    def _check_columns(self, form: TableForm, wanted: TableForm) -> None:
-        form = self.home.comparable(form, wanted)
-        check_columns(self.path, form, wanted, may_differ=self.schema_evolution)
+    def _check_form(self, form: TableForm, wanted: TableForm) -> tuple[str, ...]:
+        """Check that rows with the columns of ``wanted`` fit; return why Spark must write them."""
+        comparable = self.home.comparable(form, wanted)
+        check_columns(self.path, comparable, wanted, may_differ=self.schema_evolution)
+        reasons = self.reasons_for_spark(form)
+        if not reasons:
+            # Spark itself finds the partition of each row, also by columns of other types or computed ones.
+            by_table = replace(wanted, partition_by=form.partition_by)
+            check_wanted(self.path, by_table, has_positions=self._has_positions)
+        return reasons
 
     def count_rows(self, where: str) -> int:
         """Count the rows for which the SQL condition ``where`` is true."""
@@ -550,7 +553,7 @@ class SinkTable:
 
         Raises:
             SchemaError: If the rows do not fit, or if the table was not prepared.
-            OptionError: If Spark must write it, and cannot.
+            OptionError: If Spark must write it, and cannot, or if a column cannot be a partition column.
         """
         if self._wanted is None:
             raise SchemaError(
@@ -559,8 +562,7 @@ class SinkTable:
             )
         if form is self._checked_form:
             return ()
-        self._check_columns(form, self._wanted)
-        reasons = self.reasons_for_spark(form)
+        reasons = self._check_form(form, self._wanted)
         if not reasons:
             self._checked_form = form
         return reasons
