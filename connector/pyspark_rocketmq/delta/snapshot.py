@@ -19,6 +19,7 @@ import math
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, Final, Generic, NamedTuple, Protocol, TypeVar
 
 import pyarrow as pa
@@ -421,20 +422,22 @@ class TableSnapshot:
 
         Raises:
             SchemaError: If a partition value is too long for the name of a local folder.
+            FileExistsError: If another commit came first, and the merge cannot follow it unchanged.
             DeltaError, OSError: If the commit failed, or if its outcome is unknown.
         """
         begun_at, partition_by = self.version, self.form().partition_by
         now_ms = time.time_ns() // 1_000_000
-        merge_rows(
-            self.table,
-            rows,
-            keys,
-            columns,
-            order=order,
-            partition_by=partition_by,
-            is_local=self._log.is_local,
-            properties=note.properties(now_ms),
-        )
+        with self._noticing_others():
+            merge_rows(
+                self.table,
+                rows,
+                keys,
+                columns,
+                order=order,
+                partition_by=partition_by,
+                is_local=self._log.is_local,
+                properties=note.properties(now_ms),
+            )
         self.refresh()
         self._note_commit(begun_at, note)
 
@@ -449,19 +452,28 @@ class TableSnapshot:
             DeltaError, OSError: If the commit failed, or if its outcome is unknown.
         """
         begun_at, table = self.version, self.table
-        try:
+        with self._noticing_others():
             write(table, note.properties(time.time_ns() // 1_000_000, max_retries=0))
             if table.version() == begun_at:
                 nothing = FileCommit(operation="WRITE", parameters={"mode": "Append"}, added=(), note=note)
                 commit_files(self._log, table, begun_at, nothing, only_next=True)
+        self.refresh()
+        self._note_commit(begun_at, note)
+
+    @contextmanager
+    def _noticing_others(self) -> Iterator[None]:
+        """Raise FileExistsError if delta-rs refuses a commit on top of this version and there is a newer one.
+
+        If there is none, the table forbids the commit: then the error of delta-rs is raised.
+        """
+        begun_at = self.version
+        try:
+            yield
         except CommitFailedError as error:
             self.refresh()
             if self.version == begun_at:
-                # delta-rs also raises this where the table forbids the commit.
                 raise
             raise FileExistsError(errno.EEXIST, f"There is a commit after version {begun_at}") from error
-        self.refresh()
-        self._note_commit(begun_at, note)
 
     def _note_commit(self, begun_at: int, note: CommitNote) -> None:
         """Add the transaction ids of the commit just made to the known ones.

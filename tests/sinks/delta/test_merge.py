@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
+from deltalake.exceptions import CommitFailedError
 from hypothesis import given
 from hypothesis import strategies as st
 from pyspark.sql import SparkSession
 from pyspark.sql.pandas.types import from_arrow_schema
 
+from pyspark_rocketmq.delta import snapshot
 from pyspark_rocketmq.delta.ddl import columns_ddl
-from pyspark_rocketmq.delta.merge import newest_rows
+from pyspark_rocketmq.delta.merge import merge_rows, newest_rows
 from pyspark_rocketmq.delta.paths import quoted_name
-from pyspark_rocketmq.errors import OptionError, SchemaError, SinkMoved
+from pyspark_rocketmq.errors import OptionError, SchemaError, SinkConflict, SinkMoved
 from pyspark_rocketmq.model import POSITION_COLUMNS, MessageQueue
 from pyspark_rocketmq.sinks.delta.sink import DeltaSink
 from tests.helpers.sink_rows import GROUP, POSITION, Q0, Q1, batch_of, files_of, run_batch
@@ -144,6 +147,72 @@ def test_a_change_of_other_rows_in_between_does_no_harm(sink: DeltaSink, path: P
     batch.commit(files, {Q0: 3})
 
     assert steps(path) == [("a", "paid")]
+
+
+BEATEN = 8
+"""More often than a merge is tried after errors."""
+
+
+def beaten(monkeypatch: pytest.MonkeyPatch, others: Callable[[int], object], times: int = BEATEN) -> None:
+    """From now on each merge finds that ``others``, which gets 1, 2, …, was quicker, so many times."""
+    left = iter(range(1, times + 1))
+
+    def merge_second(*arguments: Any, **more: Any) -> None:
+        number = next(left, None)
+        if number is not None:
+            with monkeypatch.context() as patched:
+                patched.setattr(snapshot, "merge_rows", merge_rows)
+                others(number)
+        merge_rows(*arguments, **more)
+
+    monkeypatch.setattr(snapshot, "merge_rows", merge_second)
+
+
+def merging(path: Path) -> DeltaSink:
+    sink = DeltaSink(path, merge_keys=KEYS, sleep=lambda _: pytest.fail("there was a pause"))
+    sink.prepare(SCHEMA)
+    return sink
+
+
+def test_a_merge_goes_behind_all_merges_that_come_first(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """H5, H6: another member of the group merges rows of the same keys without a pause."""
+    sink, other = merging(path), merging(path)
+    run(sink, {Q0: 1}, (Q0, 0, "a", "created"))
+    beaten(monkeypatch, lambda end: run(other, {Q1: end}, (Q1, end - 1, "a", f"step {end}")))
+
+    assert run(sink, {Q0: 2}, (Q0, 1, "a", "paid"), (Q0, 1, "b", "paid")) == BEATEN + 2
+
+    assert steps(path) == [("a", "paid"), ("b", "paid")]
+    assert sink.begin(GROUP, {Q0: 0, Q1: 0}).watermarks == {Q0: 2, Q1: BEATEN}
+
+
+def test_a_merge_behind_a_change_of_the_table_is_refused(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """H5, H6: a column was added meanwhile."""
+    sink = merging(path)
+    run(sink, {Q0: 1}, (Q0, 0, "a", "created"))
+    note = pa.schema([("note", pa.string())])
+    beaten(monkeypatch, lambda _: snapshot.TableSnapshot(DeltaTable(path)).add_columns(note), times=1)
+
+    with pytest.raises(SchemaError, match="only in the table: note string"):
+        run(sink, {Q0: 2}, (Q0, 1, "a", "paid"))
+
+    assert steps(path) == [("a", "created")]
+
+
+def test_a_merge_that_nobody_was_quicker_than_fails(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """H6: delta-rs also refuses with this error what the table forbids."""
+    paused_s: list[float] = []
+    sink = DeltaSink(path, merge_keys=KEYS, sleep=paused_s.append)
+    sink.prepare(SCHEMA)
+
+    def forbidden(*_: object, **__: object) -> None:
+        raise CommitFailedError("The table only takes new rows")
+
+    monkeypatch.setattr(snapshot, "merge_rows", forbidden)
+
+    with pytest.raises(SinkConflict, match=r"in 6 tries; the last error was: The table only takes new rows"):
+        run(sink, {Q0: 1}, (Q0, 0, "a", "created"))
+    assert len(paused_s) == 5
 
 
 def test_progress_without_rows_is_kept(sink: DeltaSink, path: Path) -> None:
