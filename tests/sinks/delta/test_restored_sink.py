@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
+from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
 
 from pyspark_rocketmq.errors import OffsetError, SinkConflict, SinkMoved
@@ -189,6 +191,8 @@ class SparkWriter:
         self.meanwhile: list[Callable[[], object]] = []
         """Done by somebody else just before the next commits, one before each."""
         self.loses_answer = False
+        self.refusal: Exception | None = None
+        """Raised if another commit came first; if None, Spark skips a commit behind another of its group."""
 
     @property
     def read(self) -> SparkWriter:
@@ -208,7 +212,15 @@ class SparkWriter:
 
     def append(self, added: pa.Table, options: Mapping[str, Any]) -> None:
         if self.meanwhile:
-            self.meanwhile.pop(0)()
+            others, *left = self.meanwhile
+            # Their own commits come first.
+            self.meanwhile = []
+            others()
+            self.meanwhile = left
+            if self.refusal is not None:
+                raise self.refusal
+        if (DeltaTable(self.path).transaction_version(options["txnAppId"]) or 0) >= options["txnVersion"]:
+            return
         properties = CommitProperties(
             custom_metadata={"userMetadata": options["userMetadata"]},
             app_transactions=[Transaction(options["txnAppId"], options["txnVersion"])],
@@ -337,6 +349,63 @@ def test_what_others_commit_while_a_batch_runs_does_not_stop_spark_s_writer(
     assert by_spark.watermarks(GROUP) == {QueueGeneration(Q0, 0): 5, QueueGeneration(Q1, 0): 2}
     assert prepared(path).begin(GROUP, {Q0: 0, Q1: 0}).watermarks == {Q0: 5, Q1: 2}
     assert offsets_in(path) == [3, 4]
+
+
+class ConcurrentWriteException(PySparkException):
+    """As delta-spark's Python names the error; it has a message of its own."""
+
+
+_REFUSALS = {
+    "skipped": None,
+    "condition": PySparkException("[DELTA_CONCURRENT_APPEND.WITHOUT_HINT] Transaction conflict detected."),
+    "Java's class": Py4JError("calling o4.save.\n: io.delta.exceptions.ConcurrentTransactionException: This"),
+    "Python's class": ConcurrentWriteException("A concurrent transaction has written new data."),
+}
+
+
+@pytest.mark.parametrize("refusal", _REFUSALS.values(), ids=_REFUSALS)
+def test_spark_s_commit_goes_behind_all_of_its_group_that_come_first(
+    by_spark: DeltaSink, spark_writer: SparkWriter, path: Path, refusal: Exception | None
+) -> None:
+    """H5, J5: without a pause, and more often than a commit is tried after errors."""
+    other, beaten = prepared(path), 8
+    batch, files = begun(by_spark)
+    batch.sleep = lambda _: pytest.fail("there was a pause")
+    spark_writer.refusal = refusal
+    spark_writer.meanwhile = [
+        partial(run, other, {Q1: end}, rows(Q1, end - 1, end), queues=[Q1]) for end in range(1, beaten + 1)
+    ]
+
+    assert batch.commit(files, {Q0: 5}) == beaten + 2
+
+    assert offsets_in(path) == list(range(5))
+    assert prepared(path).begin(GROUP, {Q0: 0, Q1: 0}).watermarks == {Q0: 5, Q1: beaten}
+
+
+@pytest.mark.parametrize(
+    ("reason", "is_newer"),
+    [("io.delta.exceptions.MetadataChangedException: The metadata", True), ("DELTA_CONCURRENT_WRITE", False)],
+)
+def test_what_spark_refuses_for_another_reason_ends_the_query_soon(
+    by_spark: DeltaSink, spark_writer: SparkWriter, path: Path, reason: str, is_newer: bool
+) -> None:
+    """J5: the table may forbid the rows; and nobody else may have committed."""
+    other, paused_s = prepared(path), list[float]()
+    batch, files = begun(by_spark)
+    batch.sleep = paused_s.append
+    spark_writer.refusal = PySparkException(reason)
+    ends = iter(range(1, 100))
+
+    def others() -> None:
+        if is_newer:
+            end = next(ends)
+            run(other, {Q1: end}, rows(Q1, end - 1, end), queues=[Q1])
+
+    spark_writer.meanwhile = [others] * 50
+
+    with pytest.raises(SinkConflict, match=f"in 6 tries; the last error was: {reason}"):
+        batch.commit(files, {Q0: 5})
+    assert len(paused_s) == 5
 
 
 @pytest.mark.parametrize("writer", ["sink", "by_spark"])

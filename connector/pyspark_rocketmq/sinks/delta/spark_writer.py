@@ -4,11 +4,12 @@ Spark's writer keeps constraints, generated and identity columns, column mapping
 It stores one transaction id per commit, but a sink needs a watermark for each queue. So a commit by Spark
 has the watermarks of the whole group in its ``userMetadata``. Its only transaction id, ``rocketmq:GROUP``,
 counts the commits that Spark has made for the group. If two commits start from the same count, Delta refuses
-or skips the second one; this module checks for that.
+or skips the second one. Then this module raises FileExistsError, as for every other commit that lost a race.
 """
 
 from __future__ import annotations
 
+import errno
 import logging
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -50,6 +51,13 @@ _ON_DATABRICKS = "spark.databricks.clusterUsageTags.sparkVersion"
 """Setting that only sessions on Databricks have.
 
 A service of Databricks keeps Databricks' own writers from overwriting each other's commits.
+"""
+_LOST_RACE = re.compile(
+    r"\bConcurrent(Append|DeleteDelete|DeleteRead|Transaction|Write)Exception\b|\bDELTA_CONCURRENT_"
+)
+"""Delta's classes and conditions of errors because another commit came first.
+
+A commit that changed columns, properties or features has other ones.
 """
 
 
@@ -144,6 +152,16 @@ def log_store_problem(
         "to a log store for several writers, or, if this driver is the table's only writer, to "
         "io.delta.storage.S3SingleDriverLogStore, its default"
     )
+
+
+def is_lost_race(error: Exception) -> bool:
+    """Return whether Delta refused a commit because another one came first, which changed only rows."""
+    # Only some sessions translate Java's class into one of Python.
+    return _LOST_RACE.search(f"{type(error).__name__}: {error}") is not None
+
+
+def _later_commit(version: int) -> FileExistsError:
+    return FileExistsError(errno.EEXIST, f"There is a commit after version {version}")
 
 
 class SparkTarget(Protocol):
@@ -260,15 +278,35 @@ class SparkWriter:
         """Let Spark add or merge the files' rows and move watermarks, in one commit; return its version.
 
         Raises:
-            PySparkException: If the rows do not fit the table, or another commit of the group won.
-            DeltaError: If Spark skipped the commit, because another one of the group came first.
+            FileExistsError: If another commit came first, so that Spark refused this one, or skipped it.
+            PySparkException, Py4JError: If the rows do not fit the table, or Spark failed.
+            DeltaError: If the commit is not in the log, or the log cannot be read.
         """
         begun_at, number = log.version, before.number + 1
         commit = commit._replace(record={**before.record_by_spark(commit), **self.target.record})
         metadata = commit.metadata(**log.record_for(commit))
         schema = from_arrow_schema(columns, prefer_timestamp_ntz=True)
         fence = {"txnAppId": group_app_id(commit.consumer_group), "txnVersion": number}
-        options = {**metadata, **fence}
+        try:
+            self._write(log, files, schema, {**metadata, **fence})
+        except (PySparkException, Py4JError) as error:
+            if is_lost_race(error):
+                log.table.refresh()
+                if log.version > begun_at:
+                    raise _later_commit(begun_at) from error
+            raise
+        log.table.refresh()
+        made_at = log.find_commit(commit, begun_at)
+        if made_at is None:
+            newest = log.newest_commit(commit.consumer_group)
+            if newest is not None and newest["version"] > begun_at:
+                raise _later_commit(begun_at)
+        return log.version_of(commit, begun_at) if made_at is None else made_at
+
+    def _write(
+        self, log: SinkLog, files: Sequence[WrittenFile], schema: StructType, options: Mapping[str, Any]
+    ) -> None:
+        """Let Spark add or merge the files' rows, with these options of the commit."""
         if not files:
             self.target.append(self.session.spark.createDataFrame([], schema), options)
         elif not self.keys:
@@ -284,8 +322,6 @@ class SparkWriter:
                 order=POSITION_COLUMNS,
                 files=names,
             )
-        log.table.refresh()
-        return log.version_of(commit, begun_at)
 
     def _rows(self, spark: SparkSession, schema: StructType, files: Sequence[WrittenFile]) -> DataFrame:
         paths = [plain_path(f"{self.target.files_address}/{file.path}") for file in files]
