@@ -20,7 +20,7 @@ from pyspark_rocketmq.consume.part import GOING_ON, QueueAck, joined
 from pyspark_rocketmq.consume.turns import NO_INSTRUCTIONS, RangeInstructions
 from pyspark_rocketmq.consumer.engine import landing
 from pyspark_rocketmq.consumer.engine.arrivals import ClosedSource, Source
-from pyspark_rocketmq.consumer.engine.landing import LandingEngine, LandingTask
+from pyspark_rocketmq.consumer.engine.landing import LandedRange, LandingEngine, LandingTask, divided
 from pyspark_rocketmq.consumer.engine.output import Consumed, CutTogether
 from pyspark_rocketmq.consumer.message_columns import MessageColumns, texts_of
 from pyspark_rocketmq.errors import RocketMQError, SchemaError
@@ -33,7 +33,7 @@ from pyspark_rocketmq.model import (
     QueueRange,
     QueueState,
 )
-from pyspark_rocketmq.source.schema import Arrival, EndReason, RangeEnd
+from pyspark_rocketmq.source.schema import NOTHING_READ, Arrival, EndReason, RangeEnd
 from pyspark_rocketmq.stored_values import RetryCounts, RetrySpan
 from pyspark_rocketmq.wire.columnar.decode import rows_of
 from tests.helpers.messages import QUEUE, message_at
@@ -137,6 +137,41 @@ def test_any_cutting_of_messages_gives_the_source_s_own_columns(
     newest = ack.state.last_message.newest
     assert newest is not None
     assert newest.queue_offset == offsets[-1]
+
+
+@given(
+    sizes=st.lists(st.integers(1, 300), min_size=1, max_size=30),
+    most_bytes=st.integers(1, 4_000),
+    is_end=st.booleans(),
+)
+def test_a_divided_piece_gives_the_same_rows_and_acks(
+    sizes: list[int], most_bytes: int, is_end: bool
+) -> None:
+    """I2, K7: in pieces that are small enough, or have one message."""
+    planned = QueueRange.between(QUEUE, 0, len(sizes) + 5, epoch=7)
+    messages = rows_of(
+        [message_at(at, body=b"x" * size) for at, size in enumerate(sizes)], columns=ALL.needed
+    )
+    half = len(sizes) // 2
+    halves = [each for each in (messages.slice(0, half), messages.slice(half)) if each.num_rows]
+    whole = Arrival(
+        planned,
+        halves,
+        end=RangeEnd(planned=planned, rows=len(sizes), pulls=2) if is_end else None,
+        reached=None if is_end else len(sizes) + 2,
+        nbytes=messages.nbytes,
+        reading=NOTHING_READ if is_end else ConsumeMetrics(pulled=len(sizes), pulls=1),
+    )
+
+    pieces = divided(whole, most_bytes)
+    one, other = LandedRange(planned, ALL), LandedRange(planned, ALL)
+    together = [each for each in one.take([whole], 9.0) if each is not None]
+    apart = [each for piece in pieces for each in other.take([piece], 9.0) if each is not None]
+
+    assert rows_in(apart) == rows_in(together)
+    assert ack_of(apart) == ack_of(together)
+    assert all(min(each.ack.metrics) >= 0 for each in apart)
+    assert len(pieces) > 1 or len(sizes) == 1 or whole.nbytes <= most_bytes
 
 
 def test_a_range_without_messages_is_acknowledged() -> None:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from pyspark.sql.types import StructType
 
@@ -22,11 +23,13 @@ from pyspark_rocketmq.consume.part import Part, QueueAck
 from pyspark_rocketmq.consumer.engine.arrivals import ClosedSource
 from pyspark_rocketmq.consumer.engine.concurrent import ConcurrentEngine
 from pyspark_rocketmq.consumer.engine.direct import OrderlyTask
+from pyspark_rocketmq.consumer.engine.landing import LandingTask
 from pyspark_rocketmq.consumer.engine.orderly import RangeConsumer
-from pyspark_rocketmq.consumer.engine.output import Consumed
+from pyspark_rocketmq.consumer.engine.output import Consumed, CutTogether
 from pyspark_rocketmq.consumer.engine.range import RangeCuts
 from pyspark_rocketmq.consumer.engine.task import _MOST_ROW_BYTES, TaskParts
-from pyspark_rocketmq.errors import ListenerError, RocketMQError
+from pyspark_rocketmq.consumer.message_columns import MessageColumns
+from pyspark_rocketmq.errors import RocketMQError
 from pyspark_rocketmq.hub import task_end
 from pyspark_rocketmq.hub.messages import (
     CutWanted,
@@ -37,6 +40,7 @@ from pyspark_rocketmq.hub.messages import (
     PartsCommitted,
     PartTaken,
     QueuesReleased,
+    QueueStands,
     TaskDirty,
     TaskDone,
     TaskMayBegin,
@@ -46,14 +50,22 @@ from pyspark_rocketmq.listeners.context import ConsumeConcurrentlyContext, Consu
 from pyspark_rocketmq.listeners.forms import form_of
 from pyspark_rocketmq.listeners.row_validation import OutputColumns, RowColumns
 from pyspark_rocketmq.model import (
+    OPEN_END,
     ConsumeConcurrentlyStatus,
     ConsumeOrderlyStatus,
     MessageExt,
     MessageQueue,
+    QueueRange,
     QueueState,
 )
+from pyspark_rocketmq.sinks.database_batch import CollectedRows, RowCollector
+from pyspark_rocketmq.source.schema import Arrival
+from pyspark_rocketmq.wire.columnar.decode import rows_of as messages_of
+from pyspark_rocketmq.wire.columnar.schema import POSITION_FIELDS
 from tests.consumer.test_orderly_task import range_of
 from tests.consumer.test_task_parts import Lines, rows_of
+from tests.helpers.messages import QUEUE, message_at
+from tests.helpers.open_source import OpenSource
 from tests.helpers.source_rows import source_in_pieces
 from tests.helpers.wait import PATIENCE_S, wait_until
 
@@ -533,15 +545,135 @@ def test_rows_of_closed_ranges_or_in_files_are_not_counted(writer: Lines, open_f
     assert not task.control.is_paused()
 
 
-def test_rows_that_are_too_large_for_the_connection_fail_a_task_with_open_ranges(
+def test_results_that_are_too_large_for_the_connection_come_with_the_job_and_end_the_batch(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """H1: nothing of their queue could be committed before the batch's end."""
-    monkeypatch.setattr(task_end, "LONGEST_LINE", 16)
+    """H1, I2: nothing of their queues is committed, and none of them is free, before that."""
     task = Task(writer=SentLines(), open_for_s=300.0)
     task.settles(going_on=[consumed(A, 0, 2)])
-    task.control.receive(CutWanted(task.control.id, 1))
+    assert task.cut(1) is not None
+    monkeypatch.setattr(task_end, "LONGEST_LINE", 16)
+    task.settles(going_on=[consumed(A, 2, 4), consumed(B, 0, 1)])
+    assert task.cut(2) is None
+    monkeypatch.undo()
 
-    wait_until(lambda: task.control.is_given_up(A))
-    with pytest.raises(ListenerError, match="Let the listener emit fewer rows for a message"):
-        task.parts.finish()
+    assert [each.queue for each in task.connection.messages(QueueStands)] == [A, B]
+    assert {each.is_reset for each in task.connection.messages(QueueStands)} == {False}
+    assert not task.control.is_given_up(A)
+    task.settles(going_on=[consumed(A, 4, 5)])
+    assert task.cut(3) is None
+    for queue in (A, B, C):
+        assert task.control.begins(queue)
+    task.gives_up(A, B, C)
+    for rest in (consumed(A, 5, 6), consumed(B, 1, 1), consumed(C, 0, 0)):
+        assert task.control.take(rest)
+    [part] = task.parts.finish()
+
+    assert spans(part) == [(A, 2, 6), (B, 0, 1)]
+    assert rows_of(part) == [(0, 2), (0, 3), (1, 0), (0, 5)]
+    assert len(task.connection.messages(PartHandedOver)) == 1
+    assert [each.queues for each in task.connection.messages(QueuesReleased)] == [{C}]
+    assert len(task.connection.messages(QueueStands)) == 2
+
+
+def test_a_queue_that_is_dropped_is_released_although_results_of_it_come_with_the_job(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """F5, I2: nothing of it is committed any more."""
+    monkeypatch.setattr(task_end, "LONGEST_LINE", 16)
+    task = Task(writer=SentLines(), open_for_s=300.0)
+    assert task.control.begins(A)
+    task.settles(going_on=[consumed(A, 0, 2)])
+    assert task.cut(1) is None
+    task.gives_up(A, is_dropped=True)
+    assert task.control.take(consumed(A, 2, 3))
+    task.parts.finish()
+
+    assert [each.queues for each in task.connection.messages(QueuesReleased)] == [{A}]
+
+
+_BODY = 16 << 10
+"""Size of a body that does not compress, in bytes."""
+_POSITION = pa.schema([*POSITION_FIELDS, pa.field("body", pa.binary())])
+
+
+class Ranges(OpenSource):
+    """Ends when its only range is left, as the reader does."""
+
+    def leave(self, queue: MessageQueue) -> None:
+        super().leave(queue)
+        self.end()
+
+
+def in_real_time(consume: Callable[[OpenSource, TaskControl], Iterator[Any]], bodies: int) -> list[Part]:
+    """Send messages with large bodies to an engine whose rows travel within the parts.
+
+    Return the parts that came with the job; each row must be in one part, in order.
+    """
+    task = Task(open_for_s=300.0)
+    task.parts = TaskParts(RowCollector(_POSITION, {QUEUE: 0}), task.control)
+    draw, planned = random.Random(7), QueueRange.between(QUEUE, 0, OPEN_END, epoch=1)
+    messages = [message_at(offset, body=draw.randbytes(_BODY)) for offset in range(bodies)]
+    source = Ranges()
+    rows = messages_of(messages)
+    source.send(Arrival(planned, [rows], nbytes=rows.nbytes))
+    kept: list[Part] = []
+    acknowledged = 0
+
+    def run() -> None:
+        for result in consume(source, task.control):
+            task.parts.add_cuts(result) if isinstance(result, CutTogether) else task.parts.add(result)
+        kept.extend(task.parts.finish())
+
+    def handed() -> list[Part]:
+        return [each.part for each in task.connection.messages(PartHandedOver)]
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    deadline = time.monotonic() + PATIENCE_S
+    while not task.connection.messages(QueueStands) and time.monotonic() < deadline:
+        parts = task.connection.messages(PartHandedOver)
+        task.is_committed(*parts[acknowledged:])
+        acknowledged = len(parts)
+        if handed() and handed()[-1].acks[-1].state.next_offset == bodies:
+            break
+        time.sleep(0.002)
+        task.control.receive(CutWanted(task.control.id, 1))
+    task.control.stop()
+    thread.join(PATIENCE_S)
+    assert not thread.is_alive()
+    found = [CollectedRows(**each).table() for part in [*handed(), *kept] for each in part.written]
+    assert [offset for table in found for offset in table.column("queueOffset").to_pylist()] == list(
+        range(bodies)
+    )
+    return kept
+
+
+def test_a_backlog_of_any_size_is_landed_in_parts_that_the_connection_carries() -> None:
+    """I2, K7: although a piece that arrives has more."""
+    columns = MessageColumns(names=("body",))
+
+    def consume(source: OpenSource, control: TaskControl) -> Iterator[Any]:
+        return LandingTask(source, columns, control, SystemClock()).consumed()
+
+    assert in_real_time(consume, 700) == []
+
+
+def test_messages_that_are_committed_together_may_have_more_rows_than_the_connection_carries() -> None:
+    """D4, I2: the rows come with the job."""
+
+    def listener(messages: Sequence[MessageExt], context: ConsumeOrderlyContext) -> ConsumeOrderlyStatus:
+        context.auto_commit = False
+        for message in messages:
+            context.emit(message, body=message.body)
+        is_last = messages[-1].queue_offset == 299
+        return ConsumeOrderlyStatus.COMMIT if is_last else ConsumeOrderlyStatus.SUCCESS
+
+    def consume(source: OpenSource, control: TaskControl) -> Iterator[Any]:
+        output = OutputColumns.of(StructType().add("body", "binary"))
+        consumer = RangeConsumer(listener, output, OrderlySettings(consume_message_batch_max_size=10))
+        return OrderlyTask(source, consumer, control, SystemClock(), give_away=control.take).consumed()
+
+    [part] = in_real_time(consume, 300)
+
+    assert part.acks[0].consumed == 300

@@ -312,6 +312,24 @@ def test_a_queue_that_cannot_go_on_ends_the_batch() -> None:
     assert why(actions) == [f"{A}: reset to 9"]
 
 
+def test_a_queue_that_cannot_go_on_as_its_batch_ends_does_not_delay_the_end_of_the_next_one() -> None:
+    """I4: a last part that is too large comes with the job."""
+    driver = Driver()
+    stands = QueueStands("one", A, is_reset=False, reason="its results are too large")
+    driver.state.tick(400.0)
+    driver.calls_end()
+    assert driver.state.queue_stands(peer("one"), stands, 403.0) == []
+    for task in BOTH_END:
+        driver.is_done(task, now_s=403.0)
+    driver.job_is_over(403.0)
+    driver.state.plan_made(2, BOTH)
+    driver.state.batch_begins(7)
+    driver.begins("one", A, now_s=404.0)
+    driver.begins("two", B, partition=1, now_s=404.0)
+
+    assert announced(driver.state.queue_stands(peer("one"), stands, 404.5)) == BOTH_END
+
+
 def test_a_queue_that_was_claimed_or_reset_is_dropped_and_ends_the_batch() -> None:
     """F5: the planner plans it from its new place."""
     driver = Driver()

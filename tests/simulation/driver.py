@@ -430,7 +430,7 @@ class Driver:
             yield task.name, f"is to give up {queue}"
         is_ended = self.cuts.is_ending or self.hub._ending is not None
         is_replanned = is_ended or (self.hub._open.next_tick_s or inf) < self.world.now_s + 6.0
-        if any(each.is_standing for each in task.ranges) and not is_replanned:
+        if (task.result or any(each.is_standing for each in task.ranges)) and not is_replanned:
             yield task.name, "has a queue that cannot go on"
         is_dirty = control._cuts._is_dirty and control._cuts._is_reported
         if is_dirty and not self._is_dirty_known(task.name):

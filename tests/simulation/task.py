@@ -374,6 +374,9 @@ class Task:
         if self.world.loses_part(part):
             self._release(job.ends)
         elif not self._hand_over(part, job):
+            if self.control.is_open:
+                for queue in sorted(part.queues):
+                    self.control.stands(queue, "its results are too large")
             self.result.append(part)
             if job.cut is not None:
                 self.control.nothing_to_cut(job.cut)
@@ -383,8 +386,10 @@ class Task:
     def _hand_over(self, part: Part, job: _Job) -> bool:
         # Without cuts the last part comes with the job.
         is_last = self.life is Life.ENDING and not self.driver.is_cut and job.ends.isdisjoint(self._asked)
-        is_first = all(part.queues.isdisjoint(each.queues) for each in self.result)
-        return not is_last and is_first and self.control.hand_over(part, ends=job.ends, cut=job.cut)
+        # The part of a real task has an ack of each queue that ends.
+        is_first = all(each.queues.isdisjoint(part.queues | job.ends) for each in self.result)
+        may_send = not is_last and is_first and not self.world.is_too_large()
+        return may_send and self.control.hand_over(part, ends=job.ends, cut=job.cut)
 
     @property
     def _asked(self) -> frozenset[MessageQueue]:
@@ -392,7 +397,11 @@ class Task:
 
     def _release(self, queues: frozenset[MessageQueue]) -> None:
         for queue in sorted(queues & self._asked):
-            self.control.released(queue)
+            if self.control.fate(queue) is Fate.DROPPED or not self._keeps(queue):
+                self.control.released(queue)
+
+    def _keeps(self, queue: MessageQueue) -> bool:
+        return self.world.has("rest first") and any(queue in each.queues for each in self.result)
 
     def _ends(self) -> None:
         if self.life is Life.RUNNING:

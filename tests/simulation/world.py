@@ -122,6 +122,8 @@ class World:
         self._batch_length = draw.choice((1.0, 1.0, 100.0))
         # A part that is lost shows in the next one of its queue, or in the next batch.
         self._is_lossy = self._batch_length == 1.0 and draw.random() < 0.3
+        self._large = draw.choice((0.0, 0.0, 0.1))
+        """Probability of a part that is too large for its task's connection."""
         self._is_slow = draw.random() < 0.2
         """Whether the network between tasks and driver is slow."""
         self._fault_every_s = draw.choice((0.3, 1.0, 3.0))
@@ -329,6 +331,12 @@ class World:
             self.counts["lost parts"] += 1
             self._lost |= part.queues
         return is_lost
+
+    def is_too_large(self) -> bool:
+        """Whether a part is too large for the connection of its task."""
+        is_large = self.is_faulty and self.random.random() < self._large
+        self.counts["large parts"] += is_large
+        return is_large
 
     # --- the network ----------------------------------------------------------------------------------------
 

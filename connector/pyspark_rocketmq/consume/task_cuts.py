@@ -17,7 +17,8 @@ the task. When one of the two parts is committed, the task reports again if it i
 Rule 3 (ends): a part that ends queues is sent at any time, without a cut. It counts as one of the two parts.
 Rule 4 (rows): some sinks get their rows inside the parts, not in files. Then a task whose uncut rows have
 reached a limit begins a cut by itself, and delivers no message until that cut begins. This bounds the size of
-a part, and the memory of rows that wait while two parts are not committed.
+most parts, and the memory of rows that wait while two parts are not committed. A part that is too large for
+the connection, since many messages are settled together, comes with the job, and the batch ends for it.
 Rule 5 (resumed): when a task connects to the driver again, the driver has forgotten that it is dirty, so it
 reports this again. The driver's answer shows which parts have arrived.
 

@@ -590,7 +590,7 @@ class HubState:
 
         The batch ends immediately if the queue was reset, otherwise at most every five seconds.
         """
-        if self._task(peer, stands.task) is None:
+        if self._task(peer, stands.task) is None or self._cuts.is_ending:
             return []
         self._open.stands(f"{stands.queue}: {stands.reason}", now_s, at_once=stands.is_reset)
         return self._end_if_due(now_s)

@@ -9,8 +9,8 @@ A task collects its results in one *part*, which grows. Parts leave the task ear
 
 So a queue may have several parts, and they must reach the driver in order. A part cannot be handed over if
 the connection is lost or the part is too long. It then comes with the job's result, and so do all later parts
-of its queues. Rows that cross Spark between the engine and the sink's writer (``orderlyEngine=state``) cannot
-be cut.
+of its queues. In real time the batch ends for it. Rows that cross Spark between the engine and the sink's
+writer (``orderlyEngine=state``) cannot be cut.
 
 If the sink's writer is ``CommitsInTask``, the task itself commits its rows, when
 :mod:`~pyspark_rocketmq.consume.task_commits` decides it. The growing part then collects the acks of several
@@ -189,8 +189,9 @@ class TaskCuts:
         # it leaves with the end of the range.
         is_begun = self.own is not None or consumed.ack.queue in self._going_on
         leaving = self._place.leaving() if is_begun else undone_by_errors(self._place.new_part())
+        is_rest = self._sender.keeps(consumed.ack.queue)
         with leaving as part:
-            _add_ended(part, consumed, self._instructions)
+            _add_ended(part, consumed, self._instructions, is_rest=is_rest)
             if part.is_empty:
                 part.abandon()
             else:
@@ -272,14 +273,17 @@ def add_cut(part: GrowingPart, cut: RangeCuts, instructions: TaskControl) -> Non
     part.add(together.batches(), together.acks, is_end=False)
 
 
-def _add_ended(part: GrowingPart, consumed: Consumed, instructions: TaskControl) -> None:
+def _add_ended(
+    part: GrowingPart, consumed: Consumed, instructions: TaskControl, *, is_rest: bool = False
+) -> None:
     """Add the result of a range that has ended.
 
     If the result is to be dropped, or there is nothing in it to commit, report its queue as released instead.
+    ``is_rest``: an earlier result of the queue is still to be committed, so the queue must not be released.
     """
     queue = consumed.ack.queue
     fate = instructions.fate(queue)
-    is_rest = consumed.ack.counts or part.has(queue)
+    is_rest = is_rest or consumed.ack.counts or part.has(queue)
     if fate is Fate.DROPPED or (fate is Fate.HANDED_OVER and not is_rest):
         instructions.released(queue)
     else:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from itertools import accumulate
 from typing import Final, NamedTuple
 
 import pyarrow as pa
@@ -42,6 +43,9 @@ _WAITING_BYTES: Final = 8 << 20
 """Memory of messages that wait for the writer, in bytes, at which no more are read."""
 _TAKEN_BYTES: Final = 4 << 20
 """Memory of waiting messages of closed ranges, in bytes, at which they are written; fewer wait for more."""
+_COUNTED_BYTES: Final = 512 << 10
+"""Memory of messages, in bytes, of which rows are made together where their size is limited: a part then has
+little more than the limit."""
 _LOOK_EVERY_S: Final = 0.5
 """How often a task that waits checks whether a queue is given up, and longest time for which messages of
 closed ranges wait for more."""
@@ -163,6 +167,21 @@ def latencies_of(messages: Sequence[pa.RecordBatch], now_s: float) -> StoreLaten
     return counted
 
 
+def divided(arrival: Arrival, most_bytes: int) -> list[Arrival]:
+    """Divide a piece of a range into smaller ones, each of about ``most_bytes`` or of one message."""
+    if arrival.nbytes <= most_bytes:
+        return [arrival]
+    slices: list[pa.RecordBatch] = []
+    for batch in _batches_of(arrival):
+        step = max(1, batch.num_rows * most_bytes // max(1, batch.nbytes))
+        slices += [batch.slice(start, step) for start in range(0, batch.num_rows, step)]
+    if len(slices) < 2:
+        return [arrival]
+    *earlier, last = [arrival._replace(messages=[each], nbytes=each.nbytes) for each in slices]
+    reading = arrival.reading if arrival.end is None else arrival.end.metrics
+    return [*(each._replace(end=None, reached=None, reading=reading) for each in earlier), last]
+
+
 class _Turn(NamedTuple):
     """Results that the task's own thread passes on together."""
 
@@ -187,6 +206,7 @@ class LandingTask:
         self._is_open = source.is_open
         self._columns = columns
         self._instructions = instructions
+        self._counts_rows = instructions.counts_rows()
         self._clock = clock
         self._ranges: dict[MessageQueue, LandedRange] = {}
         """Ranges that have begun; only the task's own thread uses it."""
@@ -213,13 +233,12 @@ class LandingTask:
         # A cut of this engine takes nothing: the growing part has the consumed messages already.
         instructions.cut_with(RangeCuts)
         instructions.notifies(self._look)
-        counts_rows = instructions.counts_rows()
         self._arrivals.begin(self._arrived, self._reading_is_over)
         try:
             while (turn := self._next()) is not None:
                 if turn.cuts:
                     yield CutTogether(turn.cuts)
-                if counts_rows and turn.nbytes:
+                if self._counts_rows and turn.nbytes:
                     instructions.rows_grew(turn.nbytes)
                 yield from turn.ended
         finally:
@@ -232,6 +251,8 @@ class LandingTask:
 
     def _arrived(self, arrivals: Sequence[Arrival]) -> None:
         """Take pieces of ranges; return when less than 8 MiB of messages wait."""
+        if self._counts_rows:
+            arrivals = [each for arrival in arrivals for each in divided(arrival, _COUNTED_BYTES)]
         with self._changed:
             if not self._waiting:
                 self._since_s = self._clock.monotonic_s()
@@ -299,8 +320,12 @@ class LandingTask:
         return is_any_left and self._instructions.is_paused()
 
     def _take_waiting(self) -> list[Arrival]:
-        arrived, self._waiting = self._waiting, []
-        self._waiting_bytes = 0
+        count = len(self._waiting)
+        if self._counts_rows:
+            sizes = accumulate(each.nbytes for each in self._waiting)
+            count = max(1, sum(size <= _COUNTED_BYTES for size in sizes))
+        arrived, self._waiting = self._waiting[:count], self._waiting[count:]
+        self._waiting_bytes -= sum(each.nbytes for each in arrived)
         self._changed.notify_all()
         return arrived
 

@@ -19,7 +19,6 @@ import pyarrow as pa
 
 from pyspark_rocketmq.clock import Clock, SystemClock
 from pyspark_rocketmq.consume.part import Group, Part, QueueAck, check_chains
-from pyspark_rocketmq.errors import ListenerError
 from pyspark_rocketmq.hub.task_end import TaskControl
 from pyspark_rocketmq.model import MessageQueue
 from pyspark_rocketmq.sinks.base import (
@@ -193,6 +192,10 @@ class PartSender:
         self.kept_back: list[Part] = []
         """Finished parts that the driver gets only with the job's result."""
 
+    def keeps(self, queue: MessageQueue) -> bool:
+        """Return whether a part with an ack of the queue comes with the job's result."""
+        return any(queue in part.queues for part in self.kept_back)
+
     def keep(self, part: GrowingPart) -> None:
         """Finish a part, and keep it for the job's result."""
         self.kept_back.append(part.finish())
@@ -202,25 +205,19 @@ class PartSender:
 
         ``number`` is that of the cut for which the driver has asked; None if it has not asked.
 
-        Parts of a queue must reach the driver in order: if one is kept back, so are all later ones.
-
-        Raises:
-            ListenerError: If the part is too long for the connection, in a task with open ranges whose rows
-                are in the parts, or that commits them itself.
+        Parts of a queue must reach the driver in order: if one is kept back, so are all later ones. Where
+        ranges are open, the driver gets a report that these queues cannot go on, so that the batch ends soon.
         """
         instructions = self._instructions
         finished, ends = part.finish(), frozenset(part.ends)
-        is_first = all(each.queues.isdisjoint(finished.queues) for each in self.kept_back)
+        is_first = not any(map(self.keeps, finished.queues))
         if is_first and instructions.hand_over(finished, ends=ends, cut=number):
             return
-        if instructions.counts_rows() and not instructions.is_cut_off:
-            raise ListenerError(
-                f"The rows of one commit are too many for a task's connection to the driver: "
-                f"{len(str(finished.facts)) >> 20} MiB. They pass through the driver because the sink "
-                "does not take them from files. Let the listener emit fewer rows for a message, or use a "
-                "sink that writes files, such as DeltaSink."
-            )
-        if instructions.is_cut and not self.kept_back:
+        if instructions.is_open:
+            for queue in sorted(finished.queues):
+                if not self.keeps(queue):
+                    instructions.stands(queue, "its results are too large for a connection to the driver")
+        elif instructions.is_cut and not self.kept_back:
             logger.warning(
                 "results could not be sent to the driver while the batch runs, so they and all later results "
                 "of the same queues are committed at the batch's end queues=%d",
