@@ -294,7 +294,7 @@ def test_a_replay_s_record_is_kept(s3: Bucket) -> None:
     s3.behave({"where": COMMIT, "times": 1})
     record.finish([sending])
 
-    assert record.done() == [sending.source]
+    assert record.done() == [sending]
     assert not record.unfinished()
     s3.behave(accepted=[])
     with pytest.raises(RocketMQError) as failure:

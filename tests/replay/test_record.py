@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from pyspark_rocketmq.model import MessageQueue, QueueRange
 from pyspark_rocketmq.replay import record as record_module
 from pyspark_rocketmq.replay.ranges import Sending
 from pyspark_rocketmq.replay.record import ReplayRecord
+from pyspark_rocketmq.stored_values import LastMessage
 
 A0, B0 = MessageQueue("orders", "a", 0), MessageQueue("orders", "b", 0)
 
@@ -31,7 +33,7 @@ def sending(queue: MessageQueue, start: int, end: int, run: str = "r1") -> Sendi
 
 
 def done(record: ReplayRecord) -> list[tuple[MessageQueue, int, int]]:
-    return sorted((one.queue, one.start, one.end) for one in record.done())
+    return sorted((one.source.queue, one.source.start, one.source.end) for one in record.done())
 
 
 def test_a_later_run_knows_what_earlier_ones_have_done(tmp_path: Path) -> None:
@@ -70,6 +72,35 @@ def test_a_range_begun_by_two_runs_is_ended_for_each(tmp_path: Path) -> None:
     record.begin([sending(A0, 0, 5, "r2")])
 
     assert record.unfinished() == [sending(A0, 0, 5, "r2")]
+
+
+def test_the_last_message_of_a_range_is_kept_with_it(tmp_path: Path) -> None:
+    """H3: also where only a part of the range was stored."""
+    record = ReplayRecord(tmp_path / "record", "copy", every)
+    first = replace(sending(A0, 0, 5), last=LastMessage(4, 1_700_000_000_000, 900))
+    record.begin([first, sending(B0, 0, 5)])
+    record.finish([replace(first, source=QueueRange.between(A0, 0, 3)), sending(B0, 0, 5)])
+
+    assert {one.source.queue: one.last for one in record.done()} == {A0: first.last, B0: None}
+    assert record.unfinished() == []
+
+
+def test_a_record_of_an_earlier_release_is_read_and_continued(tmp_path: Path) -> None:
+    """H3: it has no last messages."""
+    path = tmp_path / "record"
+    ReplayRecord(path, "copy", every).begin([sending(A0, 0, 5), sending(A0, 5, 9)])
+    old = DeltaTable(path).to_pyarrow_table()
+    names = [name for name in old.column_names if not name.startswith("last")]
+    assert len(names) == len(old.column_names) - 3
+    write_deltalake(path, old.select(names), mode="overwrite", schema_mode="overwrite")
+    record = ReplayRecord(path, "copy", every)
+
+    assert record.unfinished() == [sending(A0, 0, 5), sending(A0, 5, 9)]
+    last = LastMessage(4, 1_700_000_000_000, 900)
+    record.finish([replace(sending(A0, 0, 5), last=last)])
+
+    assert [one.last for one in record.done()] == [last]
+    assert record.unfinished() == [sending(A0, 5, 9)]
 
 
 def test_another_target_and_another_choice_are_other_replays(tmp_path: Path) -> None:

@@ -13,8 +13,10 @@ from dataclasses import dataclass, replace
 from itertools import zip_longest
 from typing import Final
 
+from pyspark_rocketmq.consume.generations import shows_another_log
 from pyspark_rocketmq.errors import DataLoss, LocalProtocolError, OptionError, RocketMQError
 from pyspark_rocketmq.model import OF_ONE_DELIVERY, Message, MessageQueue, QueueBounds, QueueRange
+from pyspark_rocketmq.stored_values import LastMessage
 from pyspark_rocketmq.wire.properties import UNIQ_KEY, encode_properties
 from pyspark_rocketmq.wire.requests.send import select_by_hash, split_batch
 
@@ -87,6 +89,9 @@ class Sending:
     target: MessageQueue
     target_offset: int
     """Offset at the end of the target queue before the first message of the range was sent."""
+    last: LastMessage | None = None
+    """The message at the end of the source range before anything was sent, by which a later run recognises
+    the source's log. None if the broker did not show it, and in records of earlier releases."""
 
     def offset_of(self, replayed_by: str | None, replayed_from: str | None) -> int | None:
         """Return a target message's source offset from its properties of these names.
@@ -139,6 +144,38 @@ class Sending:
                 "replay of a range begins again, because its target has only %s: %s", gone, self.source
             )
         return self.source.start
+
+
+def last_of(recorded: Iterable[Sending]) -> LastMessage:
+    """Return the last message of recorded ranges of one queue; only its offset if no more is recorded."""
+    known = [one.last for one in recorded if one.last is not None]
+    return max(known) if known else LastMessage.unknown(max(one.source.end for one in recorded) - 1)
+
+
+def check_same_log(recorded: Sequence[Sending], found: LastMessage | None, bounds: QueueBounds) -> None:
+    """Check that a source queue has the log whose ranges are recorded as replayed.
+
+    If the last message has expired, or is not shown, nothing speaks against it.
+
+    Args:
+        recorded: Recorded ranges of one queue, at least one.
+        found: The message now at the offset of ``last_of(recorded)``; None if none was found there.
+        bounds: The queue's bounds now, as its master has them.
+
+    Raises:
+        DataLoss: If the queue has another log, or ends before the end of a recorded range.
+    """
+    last, end = last_of(recorded), max(one.source.end for one in recorded)
+    has_ended = end > bounds.max_offset
+    if has_ended or (last.is_known and shows_another_log(last, found, bounds)):
+        raise DataLoss(
+            str(recorded[0].source.queue),
+            end - 1 if has_ended else last.queue_offset,
+            f"offsets below {bounds.max_offset} only" if has_ended else "another message there",
+            "The topic was created again or has lost its latest messages, so the record of what was replayed "
+            "from it no longer matches it: replay with a new record. If the target has some of the messages, "
+            "leave these out by startingOffsets.",
+        )
 
 
 def without(planned: Iterable[QueueRange], done: Iterable[QueueRange]) -> list[QueueRange]:

@@ -2,7 +2,8 @@
 
 It has two rows for each queue and step: one before anything is sent, with the end of the target queue, and
 one after everything is stored. If the second row is missing, a later run finds the stored part in the target
-(:mod:`pyspark_rocketmq.replay.ranges`) and writes the row.
+(:mod:`pyspark_rocketmq.replay.ranges`) and writes the row. Both rows have the last message of the range, by
+which a later run notices that the source queue has another log.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from pyspark_rocketmq.errors import RocketMQError
 from pyspark_rocketmq.model import MessageQueue, QueueRange
 from pyspark_rocketmq.replay.ranges import Sending
 from pyspark_rocketmq.retry import commit_with_retry
+from pyspark_rocketmq.stored_values import LastMessage
 from pyspark_rocketmq.wire.columnar.schema import QUEUE_FIELDS
 from pyspark_rocketmq.wire.namespace import with_namespace
 
@@ -38,9 +40,15 @@ _SCHEMA = pa.schema(
         ("targetBroker", pa.string()),
         ("targetQueueId", pa.int32()),
         ("targetOffset", pa.int64()),
+        ("lastOffset", pa.int64()),
+        ("lastStoreTimestamp", pa.int64()),
+        ("lastCommitLogOffset", pa.int64()),
         ("replayedAt", pa.timestamp("us", tz="UTC")),
     ]
 )
+_ADDED: Final = frozenset({"lastOffset", "lastStoreTimestamp", "lastCommitLogOffset"})
+"""Columns that a table of an earlier release lacks."""
+_NOT_KNOWN: Final = (None, None, None)
 _BEGUN: Final = "begun"
 """State of a range that is about to be sent. It no longer counts once another row of the same run and start
 has the state stored."""
@@ -72,13 +80,13 @@ class ReplayRecord:
         self._target = with_namespace(namespace, target)
         self._expression_of = expression_of
 
-    def done(self) -> list[QueueRange]:
-        """Return the source ranges that were replayed.
+    def done(self) -> list[Sending]:
+        """Return the ranges that were replayed.
 
         Raises:
             RocketMQError: If the table cannot be read.
         """
-        return [one.source for state, one in self._rows() if state == _STORED and one.source.count]
+        return [one for state, one in self._rows() if state == _STORED and one.source.count]
 
     def unfinished(self) -> list[Sending]:
         """Return ranges that a run began to send and has not recorded as stored: it is active or has failed.
@@ -120,6 +128,7 @@ class ReplayRecord:
                 sending.target.broker_name,
                 sending.target.queue_id,
                 sending.target_offset,
+                *(sending.last or _NOT_KNOWN),
                 now,
             )
             for sending in sendings
@@ -139,6 +148,8 @@ class ReplayRecord:
                 self._path,
                 pa.Table.from_arrays(columns, schema=_SCHEMA),
                 mode="append",
+                # A table of an earlier release lacks columns.
+                schema_mode="merge",
                 storage_options=self._storage.values_for(self._path),
             )
 
@@ -154,11 +165,17 @@ class ReplayRecord:
     def _rows(self) -> list[tuple[str, Sending]]:
         """Return state and range of each row of this target and these subscriptions."""
         found = []
-        for target, expression, topic, broker, queue_id, start, end, state, run, *place, at in self._table():
+        for target, expression, topic, broker, queue_id, start, end, state, run, *more in self._table():
             if target == self._target and expression == self._expression_of(topic):
-                source = QueueRange.between(MessageQueue(topic, broker, queue_id), start, end)
-                queue = MessageQueue(self._bare_target, *place)
-                found.append((state, Sending(run=run, source=source, target=queue, target_offset=at)))
+                to_broker, to_queue_id, at, *last = more
+                sending = Sending(
+                    run=run,
+                    source=QueueRange.between(MessageQueue(topic, broker, queue_id), start, end),
+                    target=MessageQueue(self._bare_target, to_broker, to_queue_id),
+                    target_offset=at,
+                    last=None if None in last else LastMessage(*last),
+                )
+                found.append((state, sending))
         return found
 
     def _table(self) -> list[tuple[Any, ...]]:
@@ -167,11 +184,13 @@ class ReplayRecord:
             self._storage.renew()
             if not DeltaTable.is_deltatable(self._path, self._storage.values_for(self._path)):
                 return []
-            names = ", ".join(f'"{name}"' for name in _SCHEMA.names[:-1])
-            chosen = f"SELECT {names} FROM t"  # noqa: S608 - our own names
-            rows = pa.table(
-                QueryBuilder().register("t", open_table(self._path, self._storage)).execute(chosen)
+            table = open_table(self._path, self._storage)
+            has = {field.name for field in table.schema().fields}
+            names = ", ".join(
+                f'NULL AS "{name}"' if name in _ADDED - has else f'"{name}"' for name in _SCHEMA.names[:-1]
             )
+            chosen = f"SELECT {names} FROM t"  # noqa: S608 - our own names
+            rows = pa.table(QueryBuilder().register("t", table).execute(chosen))
             return list(zip(*(column.to_pylist() for column in rows.columns), strict=True))
         except (*STORAGE_ERRORS, pa.ArrowException) as error:
             raise RocketMQError(

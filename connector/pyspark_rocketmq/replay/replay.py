@@ -20,15 +20,16 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
 
+from pyspark_rocketmq.client.cluster import outcomes_at_queues
 from pyspark_rocketmq.consume.planning import split_ranges
 from pyspark_rocketmq.delta.paths import TableName
 from pyspark_rocketmq.delta.storage_options import StorageOptions
 from pyspark_rocketmq.display import masked, peer_text
-from pyspark_rocketmq.errors import OptionError, RocketMQError, SchemaError
+from pyspark_rocketmq.errors import DataLoss, OptionError, RocketMQError, SchemaError, TransportError
 from pyspark_rocketmq.model import POSITION_COLUMNS, MessageQueue, QueueRange
 from pyspark_rocketmq.options.parsers import MAX_TOPIC_LENGTH, resource_name
 from pyspark_rocketmq.options.read import ReadOptions
-from pyspark_rocketmq.replay.ranges import Sending, steps_of, without
+from pyspark_rocketmq.replay.ranges import Sending, check_same_log, last_of, steps_of, without
 from pyspark_rocketmq.replay.record import ReplayRecord
 from pyspark_rocketmq.replay.target import TargetTopic, read_tail
 from pyspark_rocketmq.replay.tasks import (
@@ -41,7 +42,8 @@ from pyspark_rocketmq.replay.tasks import (
 )
 from pyspark_rocketmq.sinks.delta.spark_writer import log_store_problem
 from pyspark_rocketmq.sinks.shared_storage import check_shared, is_on_one_machine
-from pyspark_rocketmq.source.ranges import QueuePartition
+from pyspark_rocketmq.source.message_lookup import Found, found_at
+from pyspark_rocketmq.source.ranges import QueuePartition, brokers_of
 from pyspark_rocketmq.source.readers import RocketMQBatchReader
 from pyspark_rocketmq.source.schema import spark_schema
 from pyspark_rocketmq.spark.session import (
@@ -181,6 +183,7 @@ class Replay:
                 ``spark.speculation`` is on: two copies of a task would send its messages.
             StorageNotShared: If ``record`` is a folder that other machines lack.
             DataLoss: If an earlier run ended within a step and the target no longer shows what it had sent.
+                Also if a queue has another log than the recorded one, because its topic was created again.
             RocketMQError: If the session is one of Spark Connect, or if messages cannot be read or sent. A
                 later run does not send the stored part of the current step again.
         """
@@ -215,10 +218,12 @@ class Replay:
         )
         check_shared(self._spark, {"record": record})
         self._finish_interrupted(recorded, targets)
+        done = recorded.done()
+        _check_logs(partitions, done)
         run = uuid.uuid4().hex
 
         def write(parts: list[QueuePartition]) -> int:
-            sendings = targets.sendings(run, [part.planned for part in parts])
+            sendings = _with_last(targets.sendings(run, [part.planned for part in parts]), parts)
             recorded.begin(sendings)
             resendings = [
                 Resending(partition=part, sending=sending, target=targets.partition(sending.target))
@@ -234,7 +239,8 @@ class Replay:
             recorded.finish(sendings)
             return sum(row["sent"] for row in sent)
 
-        return self._run(partitions, write, on_step, in_order=True, done=recorded.done())
+        left_out = [one.source for one in done]
+        return self._run(partitions, write, on_step, in_order=True, done=left_out)
 
     def _finish_interrupted(self, recorded: ReplayRecord, targets: TargetTopic) -> None:
         """Find in the target topic how much of an interrupted step is stored; record that as replayed."""
@@ -335,6 +341,59 @@ def _partitions(options: ReadOptions) -> dict[MessageQueue, QueuePartition]:
     whole = replace(options, min_partitions=None, max_records_per_partition=None)
     planned = RocketMQBatchReader(whole).partitions()
     return {one.planned.queue: one for one in planned if isinstance(one, QueuePartition)}
+
+
+def _check_logs(partitions: Mapping[MessageQueue, QueuePartition], done: Iterable[Sending]) -> None:
+    """Check that the queues still have the logs whose ranges are recorded as replayed.
+
+    Recorded ranges that are not to be read count, too. Otherwise the record would get ranges of two logs.
+
+    Raises:
+        DataLoss: If a queue has another log than the recorded one.
+        TransportError: If only a slave says so, which may lack messages or have those of an older log.
+        RocketMQError: If a broker does not show it.
+    """
+    recorded: dict[MessageQueue, list[Sending]] = {}
+    for one in done:
+        if one.source.queue in partitions:
+            recorded.setdefault(one.source.queue, []).append(one)
+    places = {queue: last_of(ranges).queue_offset for queue, ranges in recorded.items()}
+    for queue, found in _found_at(places, partitions).items():
+        if isinstance(found, RocketMQError):
+            raise found
+        try:
+            check_same_log(recorded[queue], found.message, found.bounds)
+        except DataLoss:
+            part = partitions[queue]
+            if part.is_slave or brokers_of(part).is_slave(part.address, queue.broker_name):
+                raise TransportError(
+                    part.address,
+                    f"it is a slave of {queue.broker_name}, and lacks messages of {queue} that were "
+                    "replayed. Run the replay again when the master is back.",
+                ) from None
+            raise
+
+
+def _with_last(sendings: Sequence[Sending], parts: Iterable[QueuePartition]) -> list[Sending]:
+    """Return the sendings with the last messages of their ranges, where brokers show these now."""
+    of_queue = {part.planned.queue: part for part in parts}
+    found = _found_at({queue: part.planned.end - 1 for queue, part in of_queue.items()}, of_queue)
+    return [
+        one
+        if isinstance(at_end := found[one.source.queue], RocketMQError)
+        else replace(one, last=at_end.message)
+        for one in sendings
+    ]
+
+
+def _found_at(
+    places: Mapping[MessageQueue, int], partitions: Mapping[MessageQueue, QueuePartition]
+) -> dict[MessageQueue, Found | RocketMQError]:
+    def look(queue: MessageQueue) -> Found:
+        part = partitions[queue]
+        return found_at(brokers_of(part), part.settings.consumer_group, queue, places[queue], part.address)
+
+    return outcomes_at_queues(places, look)
 
 
 def _same_position(ranges: Sequence[QueueRange]) -> str:
