@@ -17,7 +17,7 @@ from deltalake.exceptions import CommitFailedError
 from deltalake.schema import PrimitiveType
 
 from pyspark_rocketmq.delta import partition as partition_module
-from pyspark_rocketmq.delta.log import LogFiles
+from pyspark_rocketmq.delta.log import CommitFile, LogFiles
 from pyspark_rocketmq.errors import (
     OffsetCommitConflict,
     OffsetError,
@@ -251,10 +251,9 @@ class FailingWrites:
         self._failures = failures
         self._stores_first = stores_first
 
-    def __call__(self, *args: Any, **kwargs: Any) -> None:
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if self._failures == 0:
-            self._make(*args, **kwargs)
-            return
+            return self._make(*args, **kwargs)
         self._failures -= 1
         if self._stores_first:
             self._make(*args, **kwargs)
@@ -342,13 +341,13 @@ def test_a_commit_that_comes_between_is_followed(
     put = LogFiles.put
     between = [True]
 
-    def put_after_another(log: LogFiles, *args: Any) -> None:
+    def put_after_another(log: LogFiles, *args: Any) -> CommitFile:
         if between and between.pop():
             with monkeypatch.context() as patch:
                 patch.setattr(LogFiles, "put", put)
                 patch.setattr(LogFiles, "takes_commits", other_by_link)
                 other.claim(GROUP, "client-2", {Q1: 0})
-        put(log, *args)
+        return put(log, *args)
 
     monkeypatch.setattr(LogFiles, "put", put_after_another)
     before = version(path)

@@ -18,7 +18,7 @@ from deltalake.transaction import AddAction, RemoveAction
 
 from pyspark_rocketmq import __version__
 from pyspark_rocketmq.delta.files import WrittenFile
-from pyspark_rocketmq.delta.log import LogFiles, transaction_line
+from pyspark_rocketmq.delta.log import CommitFile, LogFiles, transaction_line
 from pyspark_rocketmq.delta.table import STORAGE_ERRORS
 from pyspark_rocketmq.retry import Errors, commit_with_retry
 
@@ -169,10 +169,11 @@ class FileCommit:
 
 def commit_files(
     log: LogFiles, table: DeltaTable | None, version: int, commit: FileCommit, *, only_next: bool = False
-) -> None:
+) -> CommitFile | None:
     """Commit files on top of a version: by a link in the log, or by delta-rs if a ``table`` is given.
 
-    delta-rs may put the commit after others that it finds compatible, unless ``only_next``.
+    Return the commit's file; None if delta-rs made it.  delta-rs may put the commit after others that it
+    finds compatible, unless ``only_next``.
 
     Raises:
         FileExistsError: If another commit came first; delta-rs raises DeltaError instead.  On a mount that
@@ -181,8 +182,7 @@ def commit_files(
     """
     now_ms = time.time_ns() // 1_000_000
     if table is None:
-        log.put(version + 1, commit.actions(now_ms))
-        return
+        return log.put(version + 1, commit.actions(now_ms))
     table.create_write_transaction(
         commit.actions_of_delta_rs(now_ms),
         mode="append",
@@ -191,6 +191,7 @@ def commit_files(
         commit_properties=commit.note.properties(now_ms, max_retries=0 if only_next else None),
         post_commithook_properties=NO_POST_COMMIT_HOOKS,
     )
+    return None
 
 
 def commit_on_top(

@@ -13,6 +13,7 @@ waits until a commit's file is on the disk.
 
 from __future__ import annotations
 
+import errno
 import json
 import logging
 import os
@@ -177,8 +178,11 @@ class LogFiles:
             actions = [json.loads(line) for line in lines if b'"remove"' in line]
         return {action["remove"]["path"] for action in actions if "remove" in action}
 
-    def put(self, version: int, actions: Iterable[Mapping[str, Any] | str]) -> None:
+    def put(self, version: int, actions: Iterable[Mapping[str, Any] | str]) -> CommitFile:
         """Make the commit of a version, completely or not at all; only where :attr:`takes_commits` is true.
+
+        Return size and time of its file. Spark's log store may replace that file, so a later look may find
+        others: it first looks whether there is a commit of the version, and then renames its own.
 
         Like delta-rs, this gives a complete file a second name.  Unlike delta-rs, it first waits until the
         file is on the disk.  Without that, a power cut might leave an empty commit before a later one that is
@@ -190,8 +194,8 @@ class LogFiles:
                 returns.
 
         Raises:
-            FileExistsError: If the version exists.  It may be this very commit, on a mount that sent the
-                request twice.
+            FileExistsError: If the version exists, or another writer has replaced this commit.  It may be
+                this very commit, on a mount that sent the request twice.
             OSError: If the commit failed; it may have been made all the same.
         """
         assert self._local_folder is not None
@@ -201,6 +205,7 @@ class LogFiles:
             lines = [action if isinstance(action, str) else json.dumps(action) for action in actions]
             unfinished.write_text("\n".join([*lines, ""]), encoding="ascii")
             fsync_path(unfinished)
+            written = unfinished.stat()
             os.link(unfinished, log / f"{version:020d}.json")
         finally:
             with suppress(OSError):
@@ -208,6 +213,12 @@ class LogFiles:
         with suppress(OSError):
             # The commit is made and visible to readers by now.
             fsync_path(log)
+        made = CommitFile(version, written.st_size, written.st_mtime_ns)
+        if self.commit_file(version) != made:
+            raise FileExistsError(
+                errno.EEXIST, f"Another writer has replaced the commit of version {version}"
+            )
+        return made
 
     def remove_unfinished(self) -> None:
         """Remove files older than an hour that processes left when they were killed in :meth:`put`."""

@@ -402,11 +402,11 @@ class TableSnapshot:
             if self.may_have_newer():
                 raise FileExistsError(errno.EEXIST, f"There may be a commit after version {begun_at}")
             self._refreshed_s = self._clock.monotonic_s()
-        commit_files(self._log, self._table, begun_at, commit)
-        if self._table is None:
-            self._tip = self._log.commit_file(begun_at + 1)
-        else:
+        made = commit_files(self._log, self._table, begun_at, commit)
+        if made is None:
             self.refresh()
+        else:
+            self._tip = made
         self._note_commit(begun_at, commit.note)
 
     def merge(

@@ -22,8 +22,10 @@ import pytest
 from deltalake import CommitProperties, DeltaTable, write_deltalake
 from deltalake.exceptions import DeltaError
 
+from pyspark_rocketmq.delta import log as delta_log
 from pyspark_rocketmq.delta.compaction import compact
-from pyspark_rocketmq.delta.log import LogFiles
+from pyspark_rocketmq.delta.log import CommitFile, LogFiles
+from pyspark_rocketmq.delta.paths import fsync_path
 from pyspark_rocketmq.delta.snapshot import TableSnapshot
 from pyspark_rocketmq.errors import OffsetError, RocketMQError, SinkConflict, SinkMoved, StorageNotShared
 from pyspark_rocketmq.model import MessageQueue
@@ -312,13 +314,13 @@ def beaten(path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
     """From the call on the next commits each find that another group was quicker, so many times."""
     other, put, left = prepared(path), LogFiles.put, iter(range(1, BEATEN + 1))
 
-    def put_second(log: LogFiles, version: int, actions: Any) -> None:
+    def put_second(log: LogFiles, version: int, actions: Any) -> CommitFile:
         end = next(left, None)
         if end is not None:
             with monkeypatch.context() as patched:
                 patched.setattr(LogFiles, "put", put)
                 run_batch(other, {Q1: end}, rows(Q1, end - 1, end), group="another")
-        put(log, version, actions)
+        return put(log, version, actions)
 
     return lambda: monkeypatch.setattr(LogFiles, "put", put_second)
 
@@ -378,6 +380,56 @@ def test_a_commit_that_a_mount_says_was_made_by_another_is_looked_for(
 
     assert run_batch(sink, {Q0: 3}, rows(Q0, 0, 3)) == 1
     assert [row[:2] for row in steps_of(DeltaTable(path).to_pyarrow_table())] == [(0, 0), (0, 1), (0, 2)]
+
+
+def replace_commit(path: Path, version: int) -> None:
+    """Replace a commit as Spark does that has looked for it before it was made: the log store renames."""
+    unfinished = path / "_delta_log" / ".spark.tmp"
+    unfinished.write_text('{"commitInfo": {"timestamp": 1, "operation": "OPTIMIZE"}}\n')
+    unfinished.replace(commit_path(path, version))
+
+
+def test_a_commit_that_spark_replaces_while_it_is_made_is_made_again(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """H1, J7: on disks and mounts Delta's log store looks for a commit, and then renames its own."""
+    sink = prepared(path)
+    run_batch(sink, {Q0: 10}, rows(Q0, 0, 10))
+
+    def replaced_meanwhile(synced: Path) -> None:
+        if synced.name == "_delta_log":
+            monkeypatch.undo()
+            replace_commit(path, 2)
+        fsync_path(synced)
+
+    monkeypatch.setattr(delta_log, "fsync_path", replaced_meanwhile)
+
+    assert run_batch(sink, {Q0: 20}, rows(Q0, 10, 20)) == 3
+    assert [row[1] for row in steps_of(DeltaTable(path).to_pyarrow_table())] == list(range(20))
+
+
+@pytest.mark.parametrize("is_running", [True, False])
+def test_a_commit_that_spark_replaces_when_it_is_made_is_noticed_by_the_next_one(
+    path: Path, is_running: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """H1, J7: its rows are gone, so the sink is behind its group."""
+    sink, put = prepared(path), LogFiles.put
+    run_batch(sink, {Q0: 10}, rows(Q0, 0, 10))
+    batch = sink.begin(GROUP, {Q0: 0, Q1: 0})
+
+    def put_and_replaced(log: LogFiles, version: int, actions: Any) -> CommitFile:
+        monkeypatch.undo()
+        made = put(log, version, actions)
+        replace_commit(path, version)
+        return made
+
+    monkeypatch.setattr(LogFiles, "put", put_and_replaced)
+    batch.commit(files_of(batch.task_writer(), iter([rows(Q0, 10, 20)])), {Q0: 20})
+
+    if is_running:
+        with pytest.raises(SinkMoved, match="put back to an earlier state"):
+            batch.commit(files_of(batch.task_writer(), iter([rows(Q1, 0, 1)])), {Q1: 1})
+    assert sink.begin(GROUP, {Q0: 0}).watermarks == {Q0: 10}
 
 
 @pytest.mark.parametrize("partition_by", [[], ["step"]])
