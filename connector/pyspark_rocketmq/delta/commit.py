@@ -76,17 +76,19 @@ class CommitNote:
     """Further fields of the commit's ``commitInfo``."""
     transactions: Mapping[str, int] = field(default_factory=dict)
     """Transaction ids that the commit sets, with their versions."""
+    only_next: bool = False
+    """Whether the fields are right only if no commit of others comes between, which delta-rs would permit."""
 
     def properties(self, now_ms: int | None = None, *, max_retries: int | None = None) -> CommitProperties:
         """Return the note in delta-rs' form.
 
         ``now_ms`` is the time of the transaction ids; None for no time.  ``max_retries`` limits how often
-        delta-rs tries again after commits of others; None for its default.
+        delta-rs tries again after commits of others; None for its default, or for 0 if :attr:`only_next`.
         """
         return CommitProperties(
             custom_metadata=dict(self.metadata),
             app_transactions=[Transaction(name, at, now_ms) for name, at in self.transactions.items()],
-            max_commit_retries=max_retries,
+            max_commit_retries=0 if self.only_next else max_retries,
         )
 
 

@@ -402,7 +402,8 @@ class TableSnapshot:
             if self.may_have_newer():
                 raise FileExistsError(errno.EEXIST, f"There may be a commit after version {begun_at}")
             self._refreshed_s = self._clock.monotonic_s()
-        made = commit_files(self._log, self._table, begun_at, commit)
+        with self._noticing_others():
+            made = commit_files(self._log, self._table, begun_at, commit)
         if made is None:
             self.refresh()
         else:

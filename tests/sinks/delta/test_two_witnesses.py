@@ -24,7 +24,7 @@ from pyspark_rocketmq.sinks.delta.rules import NUMBER, REACHED, WATERMARKS, Sink
 from pyspark_rocketmq.sinks.delta.sink import DeltaSink
 from pyspark_rocketmq.sinks.delta.sink_log import opened_log
 from pyspark_rocketmq.sinks.delta.watermarks import GroupCommit
-from tests.helpers.sink_rows import GROUP, Q0, Q1, run_batch
+from tests.helpers.sink_rows import GROUP, Q0, Q1, files_of, run_batch
 from tests.sinks.sink_conformance import SCHEMA, newest_in, rows, with_newest
 
 ID0, ID1 = app_id(GROUP, Q0), app_id(GROUP, Q1)
@@ -36,8 +36,8 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "orders"
 
 
-def prepared(path: Path) -> DeltaSink:
-    sink = DeltaSink(path, compaction=False, sleep=lambda _: None)
+def prepared(path: Path, **more: Any) -> DeltaSink:
+    sink = DeltaSink(path, compaction=False, sleep=lambda _: None, **more)
     sink.prepare(SCHEMA)
     return sink
 
@@ -116,6 +116,27 @@ def test_a_running_sink_goes_on_when_its_ids_are_dropped_meanwhile(path: Path) -
     batch.commit([], {Q0: 3})
 
     assert prepared(path).begin(GROUP, {Q0: 0, Q1: 0}).watermarks == {Q0: 3, Q1: 3}
+
+
+@pytest.mark.parametrize("has_rows", [True, False])
+@pytest.mark.parametrize("merge_keys", [(), ("step",)], ids=["files", "a merge"])
+def test_a_commit_records_what_others_have_committed_since_its_batch_began(
+    path: Path, merge_keys: tuple[str, ...], has_rows: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """H5, H10: delta-rs would put it behind theirs with the record that it had."""
+    monkeypatch.setattr(LogFiles, "takes_commits", False)
+    one, other = prepared(path, merge_keys=merge_keys), prepared(path, merge_keys=merge_keys)
+    run_batch(one, {Q0: 2, Q1: 3}, rows(Q0, 0, 2), rows(Q1, 0, 3))
+    set_retention(path)
+    batch = one.begin(GROUP, {Q0: 0})
+    files = files_of(batch.task_writer(), iter([rows(Q0, 2, 4, "paid")] if has_rows else []))
+    for end in range(4, 12):
+        run_batch(other, {Q1: end})
+
+    batch.commit(files, {Q0: 4})
+
+    forget_ids(path)
+    assert prepared(path).watermarks(GROUP) == {QueueGeneration(Q0, 0): 4, QueueGeneration(Q1, 0): 11}
 
 
 def test_ids_say_when_they_were_set(path: Path) -> None:

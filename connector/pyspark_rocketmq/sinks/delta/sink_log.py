@@ -13,6 +13,7 @@ from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError
 
 from pyspark_rocketmq.delta.commit import CommitNote
+from pyspark_rocketmq.delta.features import expires_transactions
 from pyspark_rocketmq.delta.snapshot import CommitLog, Snapshot, TableSnapshot
 from pyspark_rocketmq.delta.storage_options import NO_OPTIONS, StorageOptions
 from pyspark_rocketmq.errors import OffsetError
@@ -203,7 +204,10 @@ class SinkLog:
     def note_of(self, commit: SinkCommit) -> CommitNote:
         """Return the fields and transaction ids to store with a commit on top of this object's version."""
         return CommitNote(
-            metadata=commit.metadata(**self.record_for(commit)), transactions=dict(commit.watermarks)
+            metadata=commit.metadata(**self.record_for(commit)),
+            transactions=dict(commit.watermarks),
+            # Where ids are deleted, later readers have only the record: it must include all commits before.
+            only_next=expires_transactions(self.table.form()),
         )
 
     def note_made(self, begun_at: int, commit: SinkCommit) -> int:

@@ -10,7 +10,7 @@ here the watermark.  Each place may lack some watermarks, so both are read:
 * Spark's writer stores only one id, which counts its commits. So their records are newer than the ids of
   queues.
 * delta-rs may put a commit of files after another member's commit that its writer had not read. Then the
-  ids are newer than the record.
+  ids are newer than the record. Where ids are dropped, delta-rs may not do so.
 
 If the table is named by a catalog, only its commits can be read, and not the ids. So each commit records the
 progress of the whole group. A commit that was made while the table was named by its path lacks this record:
