@@ -15,6 +15,16 @@ from pyspark_rocketmq.options.read import ReadOptions
 from pyspark_rocketmq.wire.requests.bodies import ConsumerData, HeartbeatData
 from tests.both.support import ANSWER_S
 from tests.helpers.cluster import ClusterUnderTest
+from tests.helpers.wait import PATIENCE_S, wait_until
+
+
+def options_of(cluster: ClusterUnderTest, topic: str, group: str) -> ReadOptions:
+    options = {
+        "nameServers": cluster.name_servers, "topic": topic, "consumerGroup": group,
+        "offsetStore": "broker:", "consumeOrderly": "false",
+        "requestTimeoutMs": str(int(ANSWER_S * 1000)),
+    }  # fmt: skip
+    return ReadOptions.parse(options)
 
 
 @pytest.fixture
@@ -99,11 +109,7 @@ def test_a_group_is_read_and_written_as_one_whatever_its_brokers(
         offsets._brokers.heartbeat(
             address, HeartbeatData(client_id="member", consumers=(ConsumerData(group_name=group),))
         )
-    options = {
-        "nameServers": cluster.name_servers, "topic": queues[0].topic, "consumerGroup": group,
-        "offsetStore": "broker:", "consumeOrderly": "false",
-    }  # fmt: skip
-    store = open_group_store(ReadOptions.parse(options))
+    store = open_group_store(options_of(cluster, queues[0].topic, group))
 
     claimed = store.claim(group, "me", dict.fromkeys(queues, 4))
     store.commit(
@@ -125,13 +131,37 @@ def test_a_queue_whose_broker_has_no_master_is_not_begun_again(
     cluster: ClusterUnderTest, queues: list[MessageQueue], group: str
 ) -> None:
     """F3: nothing is known of it, which is not the same as no offset."""
-    options = {
-        "nameServers": cluster.name_servers, "topic": queues[0].topic, "consumerGroup": group,
-        "offsetStore": "broker:", "consumeOrderly": "false",
-    }  # fmt: skip
-    store = open_group_store(ReadOptions.parse(options))
+    store = open_group_store(options_of(cluster, queues[0].topic, group))
 
     with pytest.raises(
         BrokerOffsetUnavailable, match="cannot be reached at broker-z: no route names a master"
     ):
         store.claim(group, "me", {MessageQueue(queues[0].topic, "broker-z", 0): 0})
+
+
+def test_a_broker_that_is_away_costs_only_its_own_queues_and_is_found_when_it_is_back(
+    cluster: ClusterUnderTest,
+    client: BrokerClient,
+    queues: list[MessageQueue],
+    group: str,
+) -> None:
+    """A8, F1: also at another address; the routes known here are younger than 30 s."""
+    store = open_group_store(options_of(cluster, queues[0].topic, group))
+    member = HeartbeatData(client_id="member", consumers=(ConsumerData(group_name=group),))
+    for address in cluster.broker_addresses.values():
+        client.heartbeat(address, member)
+    epoch = store.claim(group, "me", dict.fromkeys(queues, 4))[queues[0]].epoch
+
+    cluster.stop_broker("broker-b")
+    commits = [QueueCommit(queue=queue, state=QueueState(6, epoch)) for queue in queues]
+    assert store.commit(group, commits, query_id="q", batch_id=0).accepted == tuple(commits)
+    assert {queue: row.next_offset for queue, row in store.read(group).items()} == {queues[0]: 6}
+    cluster.start_broker("broker-b")
+
+    def are_back() -> bool:
+        client.heartbeat(cluster.broker_addresses["broker-b"], member)
+        store.commit(group, commits[:1], query_id="q", batch_id=1)
+        return store.read(group).keys() == set(queues)
+
+    wait_until(are_back, PATIENCE_S, reason="Both brokers' offsets")
+    assert {row.next_offset for row in store.read(group).values()} == {6}

@@ -8,9 +8,11 @@ from typing import Any
 from pyspark_rocketmq.commit.pipeline import BatchReport, GroupResult, OpenBatch, PartCommitter
 from pyspark_rocketmq.consume.part import Group, Part, QueueAck
 from pyspark_rocketmq.model import MessageQueue, QueueState
+from pyspark_rocketmq.offsets.broker import BrokerOffsetStore
 from pyspark_rocketmq.offsets.open import MemoryOffsetStore
 from pyspark_rocketmq.sinks.against_offsets import SinkStanding
 from tests.helpers.fake_clock import FakeClock
+from tests.helpers.offsets_at_brokers import OffsetsAtBrokers
 
 A, B, C = (MessageQueue("T", "broker-a", number) for number in range(3))
 GROUP = "order-etl"
@@ -145,3 +147,29 @@ def test_a_batch_without_a_sink_commits_only_offsets() -> None:
     assert query.sink.commits == []
     assert query.offsets() == {A: 7, B: 0, C: 0}
     assert query.reports[0].sink_version is None
+
+
+def test_a_broker_that_goes_away_under_a_batch_does_not_end_the_query() -> None:
+    """A8, F1: without a sink, where brokers keep the offsets; the other broker has what was consumed there."""
+    at_b = MessageQueue("T", "broker-b", 0)
+    brokers = OffsetsAtBrokers(GROUP)
+    brokers.offsets = {A: 0, at_b: 0}
+    committer = PartCommitter(
+        consumer_group=GROUP,
+        store=BrokerOffsetStore(brokers),
+        sink=None,
+        listeners=[],
+        mirror=None,
+        clock=FakeClock(),
+    )
+    batch = committer.begin("query", 0)
+    brokers.down = {"broker-b"}
+
+    result = committer.commit_group(Group((part("one", A, at_b),)), batch)
+    assert ({stored.queue for stored in result.stored}, result.refused) == ({A, at_b}, frozenset())
+    assert brokers.offsets == {A: 7, at_b: 0}
+    committer.commit_group(Group((part("two", A, end=9),)), committer.begin("query", 1))
+    assert brokers.offsets == {A: 9, at_b: 0}
+    brokers.down.clear()
+    committer.begin("query", 2)
+    assert brokers.offsets == {A: 9, at_b: 7}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
 from copy import copy
 from typing import Any
 
@@ -23,6 +22,7 @@ from pyspark_rocketmq.errors import (
 from pyspark_rocketmq.model import MessageQueue
 from pyspark_rocketmq.offsets.broker import BrokerOffsetStore
 from pyspark_rocketmq.options.positions import LATEST
+from tests.helpers.offsets_at_brokers import OffsetsAtBrokers
 from tests.source.test_checkpoint_generations import Stream
 from tests.source.test_planner import A0, B0, Planning
 from tests.source.test_queue_claims import FakeBrokerOffsets, handed_over
@@ -317,24 +317,9 @@ def test_a_drain_does_not_end_before_a_topic_that_waits_for_all_brokers_is_begun
     assert planning.next() == [(payments, 0, 3)]
 
 
-class AtBrokers:
-    """Offsets of group ``g``, kept by its brokers only."""
-
-    consumer_group = "g"
-
-    def __init__(self) -> None:
-        self.offsets: dict[MessageQueue, int] = {}
-
-    def read(self, queues: Collection[MessageQueue] | None = None) -> Mapping[MessageQueue, int]:
-        return dict(self.offsets)
-
-    def write(self, next_offsets: Mapping[MessageQueue, int]) -> None:
-        self.offsets |= next_offsets
-
-
 def test_a_group_whose_offsets_only_brokers_keep_has_worked_once_a_queue_has_gone_on() -> None:
     """A8: brokers remember no message, and its tasks would end at an answer that nobody explains."""
-    store: Any = BrokerOffsetStore(AtBrokers())
+    store: Any = BrokerOffsetStore(OffsetsAtBrokers())
     planning = Planning({A0: (0, 4), B0: (0, 4)}, group=True, store=store)
 
     assert planning.next() == [(A0, 0, 4), (B0, 0, 4)]

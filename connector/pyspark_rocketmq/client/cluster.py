@@ -40,6 +40,11 @@ _LATE_S: Final = 30.0
 """Seconds between look-ups of a retry topic that is not on all brokers yet; they grow from ``_SOON_S`` to
 ``_LATE_S``. A broker creates it at the group's first heartbeat, or never if rights are missing."""
 
+SILENT_TIMEOUT_S: Final = 1.0
+"""Short time-out for a broker that did not answer lately, in seconds, so that batches hardly wait for it."""
+SILENT_S: Final = 30.0
+"""How long a broker that did not answer gets only ``SILENT_TIMEOUT_S``, in seconds."""
+
 
 @dataclass(frozen=True, slots=True)
 class Cluster:
@@ -178,20 +183,26 @@ def at_brokers(names: Collection[str], ask: Callable[[str], T]) -> dict[str, T]:
     return dict(zip(names, run_concurrently([partial(ask, name) for name in names]), strict=True))
 
 
+def by_broker(queues: Iterable[MessageQueue]) -> dict[str, list[MessageQueue]]:
+    """Return the queues of each broker, sorted, by broker name."""
+    found: dict[str, list[MessageQueue]] = {}
+    for queue in sorted(queues):
+        found.setdefault(queue.broker_name, []).append(queue)
+    return found
+
+
 def at_queues(queues: Iterable[MessageQueue], ask: Callable[[MessageQueue], T]) -> dict[MessageQueue, T]:
     """Return the answer of ``ask`` for each queue: brokers in parallel, queues of a broker one after another.
 
     After a call has raised, its broker is not asked again, and no further broker is asked. The error is
     raised when all queues of the brokers that are already being asked have been answered.
     """
-    by_broker: dict[str, list[MessageQueue]] = {}
-    for queue in sorted(queues):
-        by_broker.setdefault(queue.broker_name, []).append(queue)
+    some_of = by_broker(queues)
 
     def ask_one_broker(name: str) -> dict[MessageQueue, T]:
-        return {queue: ask(queue) for queue in by_broker[name]}
+        return {queue: ask(queue) for queue in some_of[name]}
 
-    answers = at_brokers(by_broker.keys(), ask_one_broker)
+    answers = at_brokers(some_of.keys(), ask_one_broker)
     return {queue: answer for each in answers.values() for queue, answer in each.items()}
 
 
@@ -204,14 +215,12 @@ def outcomes_at_queues(
     (``TransportError``) is not asked again: its remaining queues get the same error. After any other
     RocketMQError the broker's next queue is asked.
     """
-    by_broker: dict[str, list[MessageQueue]] = {}
-    for queue in sorted(queues):
-        by_broker.setdefault(queue.broker_name, []).append(queue)
+    some_of = by_broker(queues)
 
     def ask_one_broker(name: str) -> dict[MessageQueue, T | RocketMQError]:
         found: dict[MessageQueue, T | RocketMQError] = {}
         silence: RocketMQError | None = None
-        for queue in by_broker[name]:
+        for queue in some_of[name]:
             if silence is not None:
                 found[queue] = silence
                 continue
@@ -223,7 +232,7 @@ def outcomes_at_queues(
                     silence = error
         return found
 
-    answers = at_brokers(by_broker.keys(), ask_one_broker)
+    answers = at_brokers(some_of.keys(), ask_one_broker)
     return {queue: answer for each in answers.values() for queue, answer in each.items()}
 
 

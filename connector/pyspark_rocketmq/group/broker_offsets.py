@@ -9,6 +9,7 @@ the answers; the next plan uses them. See row F5 of ``docs/semantics.md``.
 from __future__ import annotations
 
 import logging
+import math
 import threading
 from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import suppress
@@ -16,9 +17,19 @@ from queue import Empty, SimpleQueue
 from typing import Final, Protocol, TypeVar
 
 from pyspark_rocketmq.client.broker import BrokerClient
-from pyspark_rocketmq.client.cluster import Cluster, Routes, TopicRoutes, at_queues
+from pyspark_rocketmq.client.cluster import (
+    SILENT_S,
+    SILENT_TIMEOUT_S,
+    Cluster,
+    Routes,
+    TopicRoutes,
+    at_brokers,
+    at_queues,
+    by_broker,
+)
 from pyspark_rocketmq.client.pool import ChannelPool
 from pyspark_rocketmq.clock import Clock, Deadline, SystemClock
+from pyspark_rocketmq.consume.not_now import sorted_out
 from pyspark_rocketmq.delta.storage_options import StorageOptions
 from pyspark_rocketmq.errors import (
     BrokerError,
@@ -27,9 +38,11 @@ from pyspark_rocketmq.errors import (
     NoPermission,
     OffsetNotFound,
     RocketMQError,
+    TransportError,
 )
 from pyspark_rocketmq.group.join import offset_key
 from pyspark_rocketmq.model import BrokerAddress, MessageQueue
+from pyspark_rocketmq.offsets.broker import Answers
 from pyspark_rocketmq.offsets.open import open_offset_store
 from pyspark_rocketmq.offsets.store import OffsetStore
 from pyspark_rocketmq.options.read import ReadOptions
@@ -203,12 +216,10 @@ class RemoteBrokerOffsets:
 
     def _listed(self, queues: Iterable[MessageQueue], addresses: Addresses) -> dict[MessageQueue, int]:
         """Return the offsets of ``queues`` that brokers before 5.0 store, from their lists of all offsets."""
-        by_broker: dict[str, list[MessageQueue]] = {}
-        for queue in queues:
-            by_broker.setdefault(queue.broker_name, []).append(queue)
+        some_of = by_broker(queues)
 
         def list_all(address: BrokerAddress, first: MessageQueue) -> dict[MessageQueue, int]:
-            some = by_broker[first.broker_name]
+            some = some_of[first.broker_name]
             try:
                 return self._brokers.consumer_offsets(address, self._group, some)
             except BrokerError as error:
@@ -217,7 +228,7 @@ class RemoteBrokerOffsets:
                 logger.warning("offsets of 0 are taken as stored, the broker does not list them: %s", error)
                 return dict.fromkeys(some, 0)
 
-        found = self._each([some[0] for some in by_broker.values()], addresses, list_all)
+        found = self._each([some[0] for some in some_of.values()], addresses, list_all)
         return {queue: offset for listed in found.values() for queue, offset in listed.items()}
 
     def write(self, next_offsets: Mapping[MessageQueue, int], addresses: Addresses) -> None:
@@ -274,10 +285,31 @@ def open_group_store(options: ReadOptions, storage: StorageOptions | None = None
     return open_offset_store(options.offset_store, RemoteGroup(options), storage)
 
 
+def at_each_broker(
+    queues: Collection[MessageQueue], ask: Callable[[Collection[MessageQueue]], T]
+) -> tuple[list[T], dict[MessageQueue, RocketMQError]]:
+    """Call ``ask`` with each broker's queues; return the results, and queues whose brokers fail now, and why.
+
+    Raises:
+        RocketMQError: If a broker refuses for good.
+    """
+    some_of = by_broker(queues)
+
+    def outcome(name: str) -> T | RocketMQError:
+        try:
+            return ask(some_of[name])
+        except RocketMQError as error:
+            return error
+
+    answers, silent = sorted_out(at_brokers(some_of.keys(), outcome), has_worked=True)
+    waiting = {queue: error for name, error in silent.items() for queue in some_of[name]}
+    return list(answers.values()), waiting
+
+
 class RemoteGroup:
     """Implements ``GroupAtBrokers``; connects at the first request.
 
-    The routes of the group's topics show which brokers to call.
+    The routes of the group's topics show which brokers to call. After a failure they are looked up again.
     """
 
     def __init__(self, options: ReadOptions, clock: Clock | None = None) -> None:
@@ -285,51 +317,99 @@ class RemoteGroup:
         self._clock = clock or SystemClock()
         self._threads = threading.local()
         self._zeros: set[MessageQueue] = set()
+        self._silent_until_s: dict[str, float] = {}
+        """Until when brokers that did not answer are called with the short time-out, by broker name."""
 
     @property
     def consumer_group(self) -> str:
         """Name under which the group's progress is stored."""
         return offset_key(self._options)
 
-    def read(self, queues: Collection[MessageQueue] | None = None) -> Mapping[MessageQueue, int]:
-        """Return the offsets of ``queues`` that have one; by default of all whose broker has a master.
+    def read(self, queues: Collection[MessageQueue] | None = None) -> Answers:
+        """Return the brokers' answers for ``queues``; by default for all queues whose broker has a master.
 
         Raises:
-            BrokerOffsetUnavailable: If a broker of the queues, or the name servers, did not answer.
+            BrokerOffsetUnavailable: If the name servers did not answer.
+            NoPermission: If the group's offsets may not be read.
         """
         routes = self._routes()
         if queues is None:
             queues = [queue for queue in routes.queues if queue.broker_name in routes.masters]
-        return self._offsets(queues, routes).read(queues, routes.masters)
 
-    def write(self, next_offsets: Mapping[MessageQueue, int]) -> None:
+        def read(offsets: RemoteBrokerOffsets, some: Collection[MessageQueue]) -> dict[MessageQueue, int]:
+            return offsets.read(some, routes.masters)
+
+        answers, failed = self._at_each_broker(queues, routes, read)
+        found = {queue: offset for each in answers for queue, offset in each.items()}
+        return {queue: failed.get(queue, found.get(queue)) for queue in queues}
+
+    def write(self, next_offsets: Mapping[MessageQueue, int]) -> Mapping[MessageQueue, RocketMQError]:
         """Store offsets at the brokers, even lower ones; a broker that lacks the group stores nothing.
 
-        Raises:
-            BrokerOffsetUnavailable: If a broker did not store one; others may be stored.
-        """
-        if next_offsets:
-            routes = self._routes()
-            self._offsets(next_offsets, routes).write(next_offsets, routes.masters)
+        Return the queues of brokers that failed, and why; some of their offsets may be stored.
 
-    def _routes(self) -> Routes:
-        cluster = Cluster.of(self._options, self._clock)
+        Raises:
+            BrokerOffsetUnavailable: If the name servers did not answer.
+            NoPermission: If the group's offsets may not be written.
+        """
+        if not next_offsets:
+            return {}
+        routes = self._routes()
+
+        def write(offsets: RemoteBrokerOffsets, some: Collection[MessageQueue]) -> None:
+            offsets.write({queue: next_offsets[queue] for queue in some}, routes.masters)
+
+        return self._at_each_broker(next_offsets, routes, write)[1]
+
+    def _topic_routes(self, cluster: Cluster) -> TopicRoutes:
         found: TopicRoutes | None = getattr(self._threads, "routes", None)
         if found is None:
             found = self._threads.routes = cluster.routes(self._options)
+        return found
+
+    def _routes(self) -> Routes:
+        cluster = Cluster.of(self._options, self._clock)
         try:
-            return found.look(Deadline.after(self._clock, cluster.timeout_s))
+            return self._topic_routes(cluster).look(Deadline.after(self._clock, cluster.timeout_s))
         except RocketMQError as error:
             raise BrokerOffsetUnavailable(
                 f"Could not look up the brokers of group {self.consumer_group}: {error} Check the name "
                 "servers."
             ) from error
 
-    def _offsets(self, queues: Iterable[MessageQueue], routes: Routes) -> RemoteBrokerOffsets:
-        missing = sorted({queue.broker_name for queue in queues}.difference(routes.masters))
-        if missing:
-            raise BrokerOffsetUnavailable(
-                f"The offsets of group {self.consumer_group} cannot be reached at {', '.join(missing)}: no "
-                "route names a master there. Start each of these brokers; its queues wait until then."
-            )
-        return RemoteBrokerOffsets.of(self._options, self._clock, zeros=self._zeros)
+    def _at_each_broker(
+        self,
+        queues: Collection[MessageQueue],
+        routes: Routes,
+        ask: Callable[[RemoteBrokerOffsets, Collection[MessageQueue]], T],
+    ) -> tuple[list[T], dict[MessageQueue, RocketMQError]]:
+        """Call ``ask`` with each broker's queues, as :func:`at_each_broker` does.
+
+        A broker without a master counts as one that does not answer.
+        """
+
+        def ask_one(some: Collection[MessageQueue]) -> T:
+            name = next(iter(some)).broker_name
+            if name not in routes.masters:
+                raise BrokerOffsetUnavailable(
+                    f"The offsets of group {self.consumer_group} cannot be reached at {name}: no route names "
+                    "a master there. Start this broker; its queues wait until then."
+                )
+            is_silent = self._clock.monotonic_s() < self._silent_until_s.get(name, 0.0)
+            at_most_s = SILENT_TIMEOUT_S if is_silent else math.inf
+            brokers = Cluster.of(self._options, self._clock, at_most_s=at_most_s).brokers()
+            assert self._options.consumer_group is not None
+            try:
+                answer = ask(RemoteBrokerOffsets(self._options.consumer_group, brokers, self._zeros), some)
+            except BrokerOffsetUnavailable as error:
+                if isinstance(error.__cause__, TransportError) and not is_silent:
+                    self._silent_until_s[name] = self._clock.monotonic_s() + SILENT_S
+                raise
+            self._silent_until_s.pop(name, None)
+            return answer
+
+        answers, failed = at_each_broker(queues, ask_one)
+        if failed:
+            # The broker may have moved to another address.
+            self._topic_routes(Cluster.of(self._options, self._clock)).invalidate()
+        return answers, failed

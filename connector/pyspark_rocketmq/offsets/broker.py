@@ -8,17 +8,21 @@ Like Java's ``RemoteBrokerOffsetStore``: one number per queue, and the last writ
 * *No attempts, no suspension.* So it cannot serve orderly consumers, or a sink that needs each row exactly
   once.
 * A broker that crashes loses, by default, the offsets of its last five seconds.
+* A broker that is away stores nothing. A commit keeps its offsets in memory until it answers; if the process
+  ends before, their messages come again.
 * Every read costs one request per queue. A broker before 5.0 is also asked for all its offsets if it answers
   0 for a queue that is not known to have this offset.
 """
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Collection, Mapping, Sequence
-from typing import Final, Protocol
+from typing import Final, NamedTuple, Protocol
 
-from pyspark_rocketmq.errors import OffsetError
+from pyspark_rocketmq.display import peer_text
+from pyspark_rocketmq.errors import OffsetError, RocketMQError
 from pyspark_rocketmq.model import MessageQueue, QueueState
 from pyspark_rocketmq.offsets.rules import apply_claim, apply_commit, apply_reset, new_row
 from pyspark_rocketmq.offsets.store import (
@@ -32,8 +36,13 @@ from pyspark_rocketmq.offsets.store import (
     SinkRecord,
 )
 
+logger = logging.getLogger(__name__)
+
 _ONLY_EPOCH = 1
 """Epoch of every row. Brokers have no epochs, so it never becomes outdated."""
+
+Answers = Mapping[MessageQueue, int | RocketMQError | None]
+"""Each queue's offset, None if its broker has none, or the error of a broker that failed."""
 
 
 class GroupAtBrokers(Protocol):
@@ -44,21 +53,42 @@ class GroupAtBrokers(Protocol):
         """Name under which the group's progress is stored."""
         ...
 
-    def read(self, queues: Collection[MessageQueue] | None = None) -> Mapping[MessageQueue, int]:
-        """Return the offsets of ``queues`` that have one; by default of all queues whose broker is running.
+    def read(self, queues: Collection[MessageQueue] | None = None) -> Answers:
+        """Return the brokers' answers for ``queues``; by default for all queues whose broker has a master.
 
         Raises:
-            BrokerOffsetUnavailable: If a broker of the queues, or the name servers, did not answer.
+            BrokerOffsetUnavailable: If the name servers did not answer.
+            NoPermission: If the group's offsets may not be read.
         """
         ...
 
-    def write(self, next_offsets: Mapping[MessageQueue, int]) -> None:
+    def write(self, next_offsets: Mapping[MessageQueue, int]) -> Mapping[MessageQueue, RocketMQError]:
         """Store offsets, even lower ones; a broker that does not know the group stores nothing.
 
+        Return the queues of brokers that failed, and why; some of their offsets may be stored.
+
         Raises:
-            BrokerOffsetUnavailable: If a broker did not store one; others may be stored.
+            BrokerOffsetUnavailable: If the name servers did not answer.
+            NoPermission: If the group's offsets may not be written.
         """
         ...
+
+
+class _Kept(NamedTuple):
+    """A committed offset that its queue's broker has not taken yet."""
+
+    next_offset: int
+    before: int | None
+    """The offset that the broker had; None if that is not known."""
+
+    def is_due(self, stored: int | None) -> bool:
+        """Return whether to store the offset at a broker that now has ``stored``.
+
+        It is not stored if somebody has moved the group there meanwhile.
+        """
+        if stored is None:
+            return True
+        return stored < self.next_offset if self.before is None else stored == self.before
 
 
 class BrokerOffsetStore:
@@ -75,6 +105,10 @@ class BrokerOffsetStore:
         self._guard = threading.Lock()
         self._owners: dict[MessageQueue, str] = {}
         """Owners of the queues claimed through this object; brokers do not store them."""
+        self._known: dict[MessageQueue, int] = {}
+        """The offset of each queue that its broker had when it last answered."""
+        self._kept: dict[MessageQueue, _Kept] = {}
+        """Committed offsets for brokers that are away."""
 
     @property
     def spec(self) -> str:
@@ -82,18 +116,29 @@ class BrokerOffsetStore:
         return "broker:"
 
     def groups(self) -> tuple[str, ...]:
-        """Return the name of this store's group if it has an offset at a broker, else an empty tuple."""
-        return (self._group.consumer_group,) if self._group.read() else ()
+        """Return the name of this store's group if it has an offset at a broker, else an empty tuple.
+
+        Raises:
+            BrokerOffsetUnavailable: If no broker has an offset, and one did not answer.
+        """
+        answers = self._read()
+        if _offsets(answers):
+            return (self._group.consumer_group,)
+        _check(answers)
+        return ()
 
     def read(self, consumer_group: str) -> dict[MessageQueue, OffsetRow]:
         """Return the group's rows; empty if it is not the group of this store.
 
+        Queues are left out whose broker did not answer. A broker that answers again gets the offsets that
+        were kept for it.
+
         Raises:
-            BrokerOffsetUnavailable: If a broker did not answer.
+            BrokerOffsetUnavailable: If the name servers did not answer.
         """
         if consumer_group != self._group.consumer_group:
             return {}
-        return self._rows(self._group.read())
+        return self._rows(_offsets(self._read()))
 
     def claim(
         self,
@@ -109,10 +154,16 @@ class BrokerOffsetStore:
 
         Return the claimed queues' rows. No other member loses its claim, since brokers store no owner and no
         epoch. Generations are ignored.
+
+        Raises:
+            BrokerOffsetUnavailable: If a broker did not answer; others may have stored starts.
         """
-        rows = self._checked(consumer_group, starts)
+        self._check_group(consumer_group)
+        answers = self._read(starts)
+        _check(answers)
+        rows = self._rows(_offsets(answers))
         claimed = apply_claim(rows, consumer_group, owner, starts, now_s=0.0, generations=generations).result
-        self._group.write({queue: row.next_offset for queue, row in claimed.items() if queue not in rows})
+        self._write({queue: row.next_offset for queue, row in claimed.items() if queue not in rows})
         with self._guard:
             self._owners |= dict.fromkeys(claimed, owner)
         return {queue: self._row(queue, row.next_offset, owner) for queue, row in claimed.items()}
@@ -122,12 +173,18 @@ class BrokerOffsetStore:
     ) -> CommitResult:
         """Store each queue's offset unless the stored one is larger; the owner does not matter.
 
-        A queue without a stored offset is refused.
+        A queue without a stored offset is refused. If a broker does not answer, its offsets are accepted and
+        kept in memory. The next commit or read sends them again, but not over an offset that somebody else
+        has stored meanwhile. Calls must come one after the other.
 
         Source: ``RemoteBrokerOffsetStore.updateOffset`` with ``increaseOnly``, as concurrent consumers call
-        it.
+        it; ``persistAll``, which goes on if a broker fails.
         """
-        rows = self._checked(consumer_group, [commit.queue for commit in commits])
+        self._check_group(consumer_group)
+        with self._guard:
+            asked = {commit.queue for commit in commits} | self._kept.keys()
+        answers = self._read(asked)
+        rows = self._rows(self._before(answers))
         # Offsets below the stored ones count as accepted; the rules would refuse them as a regression.
         forward = [
             commit
@@ -137,13 +194,16 @@ class BrokerOffsetStore:
         result = apply_commit(
             rows, consumer_group, forward, query_id=query_id, batch_id=batch_id, now_s=0.0
         ).result
-        self._group.write(
-            {
-                commit.queue: commit.state.next_offset
-                for commit in result.accepted
-                if commit.state.next_offset > rows[commit.queue].next_offset
-            }
-        )
+        moved = {
+            commit.queue: commit.state.next_offset
+            for commit in result.accepted
+            if commit.state.next_offset > rows[commit.queue].next_offset
+        }
+        away = {queue: error for queue, error in answers.items() if isinstance(error, RocketMQError)}
+        here = {queue: offset for queue, offset in moved.items() if queue not in away}
+        away |= self._group.write(here) if here else {}
+        self._keep({queue: offset for queue, offset in moved.items() if queue in away}, away)
+        self._note({queue: offset for queue, offset in here.items() if queue not in away})
         refused = frozenset(commit.queue for commit in result.refused)
         return CommitResult(
             accepted=tuple(commit for commit in commits if commit.queue not in refused),
@@ -179,21 +239,103 @@ class BrokerOffsetStore:
         *,
         under: Mapping[MessageQueue, int] | None = None,  # noqa: ARG002 - brokers know no epochs
     ) -> dict[MessageQueue, OffsetRow]:
-        """Store the offsets ``targets``, and return the rows; a running batch may still replace them."""
-        moved = apply_reset(self._checked(consumer_group, ()), consumer_group, targets, 0.0).result
-        self._group.write({queue: row.next_offset for queue, row in moved.items()})
+        """Store the offsets ``targets``, and return the rows; a running batch may still replace them.
+
+        Raises:
+            BrokerOffsetUnavailable: If a broker did not answer; others may have stored offsets.
+        """
+        self._check_group(consumer_group)
+        moved = apply_reset({}, consumer_group, targets, 0.0).result
+        self._write({queue: row.next_offset for queue, row in moved.items()})
         return {queue: self._row(queue, row.next_offset, row.owner) for queue, row in moved.items()}
 
-    def _checked(
-        self, consumer_group: str, queues: Collection[MessageQueue]
-    ) -> dict[MessageQueue, OffsetRow]:
+    def _check_group(self, consumer_group: str) -> None:
         if consumer_group != self._group.consumer_group:
             raise OffsetError(
                 f"This store has only the offsets of group {self._group.consumer_group} at its brokers, and "
                 f"cannot store those of group {consumer_group}. Nothing was stored. Open a store for that "
                 "group."
             )
-        return self._rows(self._group.read(queues))
+
+    def _read(self, queues: Collection[MessageQueue] | None = None) -> Answers:
+        """Return the brokers' answers, after those that answer got the offsets that were kept for them."""
+        answers = dict(self._group.read(queues))
+        answers |= self._send_kept(answers)
+        self._note(_offsets(answers))
+        return answers
+
+    def _send_kept(self, answers: Answers) -> Answers:
+        """Send the kept offsets of queues that ``answers`` has without an error.
+
+        Return what their brokers have now, or the error of one that failed. An offset is dropped if somebody
+        else has moved the group there meanwhile.
+        """
+        stored = _offsets(answers)
+        with self._guard:
+            kept = {
+                queue: each
+                for queue, each in self._kept.items()
+                if queue in answers and not isinstance(answers[queue], RocketMQError)
+            }
+        due = {queue: each.next_offset for queue, each in kept.items() if each.is_due(stored.get(queue))}
+        refused = self._group.write(due) if due else {}
+        for queue, each in kept.items():
+            if queue not in due and stored.get(queue) != each.next_offset:
+                logger.info(
+                    "kept offset dropped, the group was moved at the broker meanwhile group=%s %s "
+                    "next_offset=%d broker_offset=%s",
+                    self._group.consumer_group,
+                    queue,
+                    each.next_offset,
+                    stored.get(queue),
+                )
+        with self._guard:
+            for queue in kept.keys() - refused.keys():
+                self._kept.pop(queue, None)
+        return {**due, **refused}
+
+    def _before(self, answers: Answers) -> dict[MessageQueue, int]:
+        """Return the offsets that a commit is compared with, also for brokers that are away."""
+        before = _offsets(answers)
+        with self._guard:
+            for queue, answer in answers.items():
+                if isinstance(answer, RocketMQError):
+                    kept = self._kept.get(queue)
+                    before[queue] = self._known.get(queue, 0) if kept is None else kept.next_offset
+        return before
+
+    def _keep(
+        self, next_offsets: Mapping[MessageQueue, int], errors: Mapping[MessageQueue, RocketMQError]
+    ) -> None:
+        """Keep offsets for brokers that are away; log each broker with the first ones."""
+        with self._guard:
+            logged = {queue.broker_name for queue in self._kept}
+            for queue, offset in next_offsets.items():
+                kept = self._kept.get(queue)
+                before = self._known.get(queue) if kept is None else kept.before
+                self._kept[queue] = _Kept(offset, before)
+        news = {queue.broker_name: errors[queue] for queue in next_offsets}
+        for name, error in sorted(news.items()):
+            if name not in logged:
+                logger.warning(
+                    "the broker does not take the group's offsets; they are kept and sent again, and if the "
+                    "query ends before, their messages come again group=%s broker=%s: %s",
+                    self._group.consumer_group,
+                    peer_text(name),
+                    error,
+                )
+
+    def _write(self, next_offsets: Mapping[MessageQueue, int]) -> None:
+        """Store offsets, and forget those kept for their queues."""
+        _check(self._group.write(next_offsets) if next_offsets else {})
+        self._note(next_offsets)
+        with self._guard:
+            for queue in next_offsets:
+                self._kept.pop(queue, None)
+
+    def _note(self, offsets: Mapping[MessageQueue, int]) -> None:
+        with self._guard:
+            self._known |= offsets
 
     def _rows(self, offsets: Mapping[MessageQueue, int]) -> dict[MessageQueue, OffsetRow]:
         with self._guard:
@@ -203,3 +345,13 @@ class BrokerOffsetStore:
     def _row(self, queue: MessageQueue, next_offset: int, owner: str) -> OffsetRow:
         row = new_row(self._group.consumer_group, queue, next_offset)
         return row._replace(state=QueueState(next_offset, _ONLY_EPOCH), owner=owner)
+
+
+def _offsets(answers: Answers) -> dict[MessageQueue, int]:
+    return {queue: answer for queue, answer in answers.items() if isinstance(answer, int)}
+
+
+def _check(answers: Answers) -> None:
+    for answer in answers.values():
+        if isinstance(answer, RocketMQError):
+            raise answer

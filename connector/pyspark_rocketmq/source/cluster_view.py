@@ -13,6 +13,8 @@ from typing import Final, NamedTuple
 
 from pyspark_rocketmq.client.broker import BrokerClient
 from pyspark_rocketmq.client.cluster import (
+    SILENT_S,
+    SILENT_TIMEOUT_S,
     Cluster,
     Routes,
     acting_masters,
@@ -52,10 +54,6 @@ _CLIENT_ID: Final = "pyspark-rocketmq"
 _REGISTERED_WITHIN_S: Final = 30.0
 """Time within which brokers register again at a name server that has just started, in seconds
 (``registerNameServerPeriod``)."""
-_SILENT_TIMEOUT_S: Final = 1.0
-"""Short time-out for a broker whose last request timed out, in seconds, so that plans hardly wait for it."""
-_SILENT_S: Final = 30.0
-"""How long after a time-out a broker gets only ``_SILENT_TIMEOUT_S``, in seconds."""
 _Queues = Mapping[str, Sequence[MessageQueue]]
 """One broker's queues, by topic."""
 _Outcome = dict[MessageQueue, QueueBounds] | RocketMQError
@@ -157,7 +155,7 @@ class ClusterView:
             else None
         )
         self._brokers = cluster.brokers()
-        self._briefly = cluster.brokers(at_most_s=_SILENT_TIMEOUT_S)
+        self._briefly = cluster.brokers(at_most_s=SILENT_TIMEOUT_S)
         self._silent_until_s: dict[str, float] = {}
         """Until when brokers that timed out are called with the short timeout, by broker name."""
         self._vanished = VanishedQueues(name_server, self._brokers, clock, self._timeout_s)
@@ -493,7 +491,7 @@ class ClusterView:
                 failures[topic] = error
                 if isinstance(error, TransportError):
                     if not is_silent and not isinstance(error, WrongBroker):
-                        self._silent_until_s[name] = self._clock.monotonic_s() + _SILENT_S
+                        self._silent_until_s[name] = self._clock.monotonic_s() + SILENT_S
                     return {}, failures
         if queues:
             self._silent_until_s.pop(name, None)

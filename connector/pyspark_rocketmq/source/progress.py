@@ -25,7 +25,7 @@ from pyspark_rocketmq.group.broker_offsets import BrokerOffsets, ResetWatch
 from pyspark_rocketmq.group.member import QueueOwnership
 from pyspark_rocketmq.model import MessageQueue, QueueRange, QueueState
 from pyspark_rocketmq.offsets.open import checked_rows
-from pyspark_rocketmq.offsets.store import NO_ROWS, NOTED, OffsetRow, OffsetStore
+from pyspark_rocketmq.offsets.store import NO_ROWS, NOTED, OffsetRow, OffsetStore, is_at_brokers
 from pyspark_rocketmq.source.cluster_view import Snapshot
 from pyspark_rocketmq.source.message_lookup import MessageLookup
 from pyspark_rocketmq.source.queue_claims import QueueClaims, Starts, second_owner
@@ -294,7 +294,7 @@ class GroupProgress:
         """Targets of resets not stored yet; brokers have reported them and forgotten them."""
         self._clock = clock
         self.held: Collection[MessageQueue] = ()
-        self._grants: Mapping[MessageQueue, int] = {}
+        self._grants: dict[MessageQueue, int] = {}
         """The grants of held queues in sight, for the plan being made."""
         self._claimed: dict[MessageQueue, int] = {}
         """The grant under which a queue was claimed."""
@@ -374,20 +374,22 @@ class GroupProgress:
         self._reading = None
         rows = checked_rows(self._store, self._group, rows, seen=self._rows)
         self._check_sole_owner(rows)
+        again, waiting = self._claim_unread(rows, snapshot)
+        rows |= again
         rows |= self._follow_resets(held, snapshot)
         new = frozenset(
             queue
             for queue, grant in self._grants.items()
             if queue in snapshot.bounds and self._claimed.get(queue) != grant
         )
-        waiting: dict[MessageQueue, RocketMQError] = {}
         if new:
             self._claiming = {queue: rows[queue].epoch for queue in new if queue in rows}
-            claimed, waiting = self._claims.claim(new, rows, snapshot, self._clock.monotonic_s())
+            claimed, not_claimed = self._claims.claim(new, rows, snapshot, self._clock.monotonic_s())
             self._claiming = {}
             self._claimed |= {queue: self._grants[queue] for queue in claimed}
             rows |= claimed
-        self._rows = rows
+            waiting |= not_claimed
+        self._rows = rows = self._with_known(rows)
         progress = self._own(rows, snapshot)
         moved: Mapping[MessageQueue, OffsetRow] = {}
         for _ in range(_MOST_LOOKS):
@@ -414,6 +416,31 @@ class GroupProgress:
         states = {queue: row.state for queue, row in progress.items()}
         self._stuck.look(states, snapshot.bounds, self._clock.now_s())
         return states | {queue: row.state for queue, row in self._at_slaves(rows, snapshot).items()}
+
+    def _claim_unread(
+        self, rows: Mapping[MessageQueue, OffsetRow], snapshot: Snapshot
+    ) -> tuple[dict[MessageQueue, OffsetRow], dict[MessageQueue, RocketMQError]]:
+        """If brokers are the store, claim again the claimed queues of which they returned no offset.
+
+        Return the rows of those that can be planned, and why others wait, which are also removed from
+        ``_grants``: their brokers are away. A broker that only lacks an offset gets the last one known.
+        """
+        if not is_at_brokers(self._store):
+            return {}, {}
+        unread = {
+            queue: self._rows[queue].next_offset
+            for queue, grant in self._grants.items()
+            if queue not in rows and self._claimed.get(queue) == grant
+        }
+        answering = {queue: offset for queue, offset in unread.items() if queue in snapshot.bounds}
+        claimed, waiting = self._claims.claim_again(answering)
+        for queue in unread.keys() - claimed.keys():
+            del self._grants[queue]
+        return claimed, waiting
+
+    def _with_known(self, rows: dict[MessageQueue, OffsetRow]) -> dict[MessageQueue, OffsetRow]:
+        """Return ``rows``, and the last known rows of further queues if the brokers are the store."""
+        return {**self._rows, **rows} if is_at_brokers(self._store) else rows
 
     @property
     def has_worked(self) -> bool:
@@ -552,7 +579,7 @@ class GroupProgress:
         position. The committed part of a range is not run again. If the queue is suspended, the rest of a
         range with an end is left to the next plan.
         """
-        rows = self._run_by = self._read_store()
+        rows = self._run_by = self._with_known(self._read_store())
         kept = []
         for old in planned:
             row = rows.get(old.queue)

@@ -4,21 +4,21 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Collection, Mapping
-from typing import Final, TypeVar
+from typing import Final
 
-from pyspark_rocketmq.client.cluster import Cluster, at_brokers
+from pyspark_rocketmq.client.cluster import Cluster, by_broker
 from pyspark_rocketmq.client.pool import ChannelPool
 from pyspark_rocketmq.clock import Clock, Deadline
 from pyspark_rocketmq.consume.beginnings import begin_new_queues
-from pyspark_rocketmq.consume.not_now import Rests, reports_no_members, sorted_out, waits
+from pyspark_rocketmq.consume.not_now import Rests, reports_no_members, waits
 from pyspark_rocketmq.consume.positions import RecentOffsets
 from pyspark_rocketmq.display import peer_text
 from pyspark_rocketmq.errors import BrokerOffsetUnavailable, OffsetError, RocketMQError
-from pyspark_rocketmq.group.broker_offsets import Addresses, BrokerOffsets
+from pyspark_rocketmq.group.broker_offsets import Addresses, BrokerOffsets, at_each_broker
 from pyspark_rocketmq.group.join import offset_key
 from pyspark_rocketmq.group.member import CALL_TIMEOUT_S
 from pyspark_rocketmq.model import MessageQueue, QueueState
-from pyspark_rocketmq.offsets.store import OffsetRow, OffsetStore, QueueCommit
+from pyspark_rocketmq.offsets.store import OffsetRow, OffsetStore, QueueCommit, is_at_brokers
 from pyspark_rocketmq.options.read import ReadOptions
 from pyspark_rocketmq.source.cluster_view import Snapshot
 
@@ -29,7 +29,6 @@ Waiting = dict[MessageQueue, RocketMQError]
 """Queues that cannot be planned yet, and why."""
 Starts = Callable[[Snapshot, Collection[MessageQueue]], dict[MessageQueue, int]]
 """Function that returns where queues without progress begin by the options (``OptionPositions.starts``)."""
-T = TypeVar("T")
 
 _STOP_S: Final = 30.0
 """How long a query that stops may take to leave the group, in seconds."""
@@ -130,7 +129,8 @@ class QueueClaims:
         ready = {queue: starts.get(queue, 0) for queue in sorted(new) if queue in rows or queue in starts}
         if not ready:
             return {}, waiting
-        claimed = self._store.claim(self._group, self._client_id, ready, at_brokers=known, rows_before=rows)
+        claimed, not_claimed = self._claim_in_store(ready, known, rows)
+        waiting |= not_claimed
         for queue, row in claimed.items():
             before = rows.get(queue)
             if before is not None and before.next_offset != row.next_offset == at_broker.get(queue):
@@ -154,6 +154,40 @@ class QueueClaims:
             )
         return claimed, waiting
 
+    def claim_again(
+        self, next_offsets: Mapping[MessageQueue, int]
+    ) -> tuple[dict[MessageQueue, OffsetRow], Waiting]:
+        """Claim queues once more in a store at the brokers; return their rows, and why others wait.
+
+        A queue whose broker has no offset begins at the one in ``next_offsets``.
+
+        Raises:
+            RocketMQError: If the store does not take the claims.
+        """
+        return self._claim_in_store(next_offsets, None, {})
+
+    def _claim_in_store(
+        self, starts: Mapping[MessageQueue, int], known: Mapping[MessageQueue, int] | None, rows: Rows
+    ) -> tuple[dict[MessageQueue, OffsetRow], Waiting]:
+        """Claim queues in the store; return their rows, and why others must wait.
+
+        Only if the brokers are the store, some may have to wait: those of a broker that does not answer.
+        """
+        claimed: dict[MessageQueue, OffsetRow] = {}
+        waiting: Waiting = {}
+        for some in by_broker(starts).values() if is_at_brokers(self._store) else [starts]:
+            try:
+                claimed |= self._store.claim(
+                    self._group,
+                    self._client_id,
+                    {queue: starts[queue] for queue in some},
+                    at_brokers=known,
+                    rows_before=rows,
+                )
+            except BrokerOffsetUnavailable as error:
+                waiting |= dict.fromkeys(some, error)
+        return claimed, waiting
+
     def _read(
         self, queues: Collection[MessageQueue], addresses: Addresses
     ) -> tuple[dict[MessageQueue, int], Waiting]:
@@ -163,14 +197,14 @@ class QueueClaims:
         """
         assert self._broker_offsets is not None
         read = self._broker_offsets.read
-        answers, silent = _at_each_broker(queues, lambda some: read(some, addresses))
+        answers, silent = at_each_broker(queues, lambda some: read(some, addresses))
         return {queue: offset for each in answers for queue, offset in each.items()}, silent
 
     def _write(self, next_offsets: Mapping[MessageQueue, int], addresses: Addresses) -> Waiting:
         """Store offsets at their brokers; return the queues whose brokers did not take them, and why."""
         assert self._broker_offsets is not None
         write = self._broker_offsets.write
-        _, silent = _at_each_broker(
+        _, silent = at_each_broker(
             next_offsets, lambda some: write({queue: next_offsets[queue] for queue in some}, addresses)
         )
         return silent
@@ -385,29 +419,6 @@ def _may_be_begun(group: str, queue: MessageQueue) -> RocketMQError:
         f"{queue}: the queue was created later, or another member is just beginning in this topic. If there "
         f"is still none after {_BEGINNING_S:.0f} s, the queue begins with its first message."
     )
-
-
-def _at_each_broker(
-    queues: Collection[MessageQueue], ask: Callable[[Collection[MessageQueue]], T]
-) -> tuple[list[T], Waiting]:
-    """Call ``ask`` with each broker's queues; return the results, and queues whose brokers fail now, and why.
-
-    Raises:
-        RocketMQError: If a broker refuses for good.
-    """
-    by_broker: dict[str, list[MessageQueue]] = {}
-    for queue in sorted(queues):
-        by_broker.setdefault(queue.broker_name, []).append(queue)
-
-    def outcome(name: str) -> T | RocketMQError:
-        try:
-            return ask(by_broker[name])
-        except RocketMQError as error:
-            return error
-
-    answers, silent = sorted_out(at_brokers(by_broker.keys(), outcome), has_worked=True)
-    waiting = {queue: error for name, error in silent.items() for queue in by_broker[name]}
-    return list(answers.values()), waiting
 
 
 def await_sole_owner(

@@ -1,0 +1,155 @@
+"""Plans of a group whose offsets only its brokers keep (``offsetStore=broker:``)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from pyspark_rocketmq.errors import BrokerOffsetUnavailable, ConnectFailed
+from pyspark_rocketmq.model import MessageQueue
+from pyspark_rocketmq.offsets.broker import BrokerOffsetStore
+from pyspark_rocketmq.options.positions import EARLIEST, LATEST, QueuePositions
+from pyspark_rocketmq.source.ranges import offset_to_plan
+from tests.helpers.offsets_at_brokers import OffsetsAtBrokers
+from tests.source.test_planner import A0, B0, Planning
+
+DOWN = {"broker-b": ConnectFailed("broker-b:1", "refused")}
+
+
+class AtBrokers(Planning):
+    """Planning with such a store; the driver, another process, commits with its own object."""
+
+    def __init__(
+        self, *queues: MessageQueue, end: int = 5, start: QueuePositions = EARLIEST, **options: Any
+    ) -> None:
+        self.brokers = OffsetsAtBrokers()
+        self.of_driver = BrokerOffsetStore(self.brokers)
+        store: Any = BrokerOffsetStore(self.brokers)
+        super().__init__(
+            dict.fromkeys(queues, (0, end)),
+            group=True,
+            store=store,
+            start=start,
+            broker_offsets=self.brokers.of_claims,
+            **options,
+        )
+        self.of_planner = store
+
+    def commit(self, queue: MessageQueue, next_offset: int, **facts: Any) -> bool:
+        self.store: Any = self.of_driver
+        self.store.read("g")
+        try:
+            return super().commit(queue, next_offset, **facts)
+        finally:
+            self.store = self.of_planner
+
+    def go_away(self) -> None:
+        """Broker-b answers nobody any more."""
+        self.view.down, self.brokers.down = dict(DOWN), {"broker-b"}
+
+    def come_back(self) -> None:
+        self.view.down, self.brokers.down = {}, set()
+
+
+# --- a broker that is away ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("sees", ["neither", "its queues"])
+def test_a_broker_that_is_down_costs_only_its_own_queues(sees: str, caplog: pytest.LogCaptureFixture) -> None:
+    """A8: also if it reports its queues and not the group's offsets."""
+    planning = AtBrokers(A0, B0)
+    assert planning.next() == [(A0, 0, 5), (B0, 0, 5)]
+    planning.commit(A0, 5)
+    planning.commit(B0, 3)
+    planning.go_away()
+    if sees == "its queues":
+        planning.view.down = {}
+
+    for end in (6, 7, 8):
+        planning.view.bounds[A0] = (0, end)
+        planning.clock.advance(60)
+        assert planning.next() == [(A0, end - 1, end)]
+        planning.commit(A0, end)
+    assert not planning.ownership.claimed_elsewhere
+    left_out = [text for text in caplog.messages if "queue left out of this plan" in text]
+    assert bool(left_out) == (sees == "its queues")
+
+    planning.come_back()
+    assert planning.next() == [(B0, 3, 5)]
+
+
+def test_a_query_that_begins_while_a_broker_is_away_plans_the_others_queues() -> None:
+    """A8, F2: the group has begun before, and its offsets at that broker are not known here."""
+    planning = AtBrokers(A0, B0, start=LATEST)
+    planning.brokers.offsets = {A0: 2, B0: 3}
+    planning.go_away()
+
+    assert planning.next() == [(A0, 2, 5)]
+    planning.come_back()
+    planning.commit(A0, 5)
+    assert planning.next() == [(B0, 3, 5)]
+
+
+def test_a_broker_that_goes_away_at_a_claim_delays_no_other_claim(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A8, C3: it has just reported the group's offset."""
+    planning = AtBrokers(A0, B0)
+    planning.brokers.offsets = {A0: 2, B0: 3}
+    claim = planning.of_planner.claim
+
+    def fails(group: str, owner: str, starts: Any, **others: Any) -> Any:
+        if B0 in starts:
+            raise BrokerOffsetUnavailable("broker-b does not answer")
+        return claim(group, owner, starts, **others)
+
+    monkeypatch.setattr(planning.of_planner, "claim", fails)
+    assert planning.next() == [(A0, 2, 5)]
+    monkeypatch.undo()
+    planning.commit(A0, 5)
+    assert planning.next() == [(B0, 3, 5)]
+
+
+@pytest.mark.parametrize("sees", ["neither", "its queues"])
+@pytest.mark.parametrize("read_to", [3, 5])
+def test_a_drain_waits_for_a_broker_that_is_away_unless_all_is_read(sees: str, read_to: int) -> None:
+    """H4"""
+    planning = AtBrokers(A0, B0, retryTimeoutMs="60000")
+    planning.next()
+    planning.commit(A0, 5)
+    planning.commit(B0, read_to)
+    planning.planner.prepare_available_now()
+    assert planning.next() == ([(B0, 3, 5)] if read_to == 3 else None)
+    planning.go_away()
+    if sees == "its queues":
+        planning.view.down = {}
+
+    planning.on_pause.append(planning.come_back)
+    assert planning.next() == ([(B0, 3, 5)] if read_to == 3 else None)
+    assert bool(planning.pauses) == (read_to == 3)
+
+
+def test_a_queue_is_not_read_at_a_slave_while_its_offset_cannot_be_stored() -> None:
+    """L3, F6: each plan would read the same messages."""
+    planning = AtBrokers(A0, B0)
+    planning.next()
+    planning.commit(A0, 5)
+    planning.commit(B0, 3)
+    planning.go_away()
+    planning.view.at_slaves = {B0: (0, 5)}
+
+    assert planning.next() is None
+    planning.come_back()
+    assert planning.next() == [(B0, 3, 5)]
+
+
+def test_a_range_whose_broker_goes_away_after_the_plan_is_run_as_planned() -> None:
+    """A8: its task ends without progress; a range of an earlier run may be behind the group."""
+    planning = AtBrokers(A0, B0)
+    planned = offset_to_plan(planning.planner.latest(planning.offset))[1]
+    planning.go_away()
+
+    assert [each.queue for each in planning.planner._progress.runnable(planned)] == [A0, B0]
+    again = AtBrokers(A0, B0)
+    again.ownership.planned({A0: 1, B0: 1})
+    again.brokers.offsets, again.brokers.down = {A0: 2, B0: 3}, {"broker-b"}
+    assert [(run.queue, run.start) for run in again.planner._progress.runnable(planned)] == [(A0, 2)]
