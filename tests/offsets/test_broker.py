@@ -228,3 +228,59 @@ def test_a_commit_while_a_broker_is_away_never_goes_back(
     away.down.clear()
 
     assert store.read(GROUP)[AT_B].next_offset == 9
+
+
+# --- a broker that has lost the offsets ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("reached", "stored"), [(9, 9), (4, 4)])
+def test_a_commit_goes_on_from_the_last_offset_that_a_broker_had(
+    brokers: OffsetsAtBrokers, store: BrokerOffsetStore, reached: int, stored: int
+) -> None:
+    """F1: ``RemoteBrokerOffsetStore.offsetTable`` keeps it, and ``persistAll`` stores it again."""
+    brokers.offsets = {Q0: 4}
+    store.read(GROUP)
+    brokers.forget()
+
+    commit(store, q0=3)
+    assert brokers.offsets == {}
+    commit(store, q0=reached)
+    assert brokers.offsets == {Q0: stored}
+
+
+def test_a_kept_offset_is_sent_to_a_broker_that_comes_back_without_any(
+    store: BrokerOffsetStore, away: OffsetsAtBrokers
+) -> None:
+    """A8, F1"""
+    commit(store, at_b=7)
+    away.forget()
+    away.down.clear()
+
+    assert store.read(GROUP)[AT_B].next_offset == 7
+
+
+def test_only_an_offset_that_was_seen_is_stored_again(
+    brokers: OffsetsAtBrokers, store: BrokerOffsetStore
+) -> None:
+    """F3: without one, the group may be new here."""
+    refused = store.commit(GROUP, [committed(Q0, 9, epoch=1)], query_id="q", batch_id=1).refused
+
+    assert [each.queue for each in refused] == [Q0]
+    assert brokers.offsets == {}
+
+
+def test_a_lost_offset_is_logged_once(
+    brokers: OffsetsAtBrokers, store: BrokerOffsetStore, caplog: pytest.LogCaptureFixture
+) -> None:
+    """F5: a broker that does not know the group any more stores nothing, and triggers come often."""
+    store.claim(GROUP, "me", {Q0: 4})
+    for _ in range(2):
+        for _ in range(3):
+            brokers.forget()
+            store.claim(GROUP, "me", {Q0: 4})
+        store.read(GROUP)
+
+    lost = [text for text in caplog.messages if "has lost the group's offset" in text]
+    assert lost == 2 * [
+        f"the broker has lost the group's offset, and gets this one group={GROUP} {Q0} next_offset=4"
+    ]

@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 
-from pyspark_rocketmq.errors import BrokerOffsetUnavailable, ConnectFailed
+from pyspark_rocketmq.errors import BrokerOffsetUnavailable, ConnectFailed, DataLoss
 from pyspark_rocketmq.model import MessageQueue
 from pyspark_rocketmq.offsets.broker import BrokerOffsetStore
 from pyspark_rocketmq.options.positions import EARLIEST, LATEST, QueuePositions
 from pyspark_rocketmq.source.ranges import offset_to_plan
 from tests.helpers.offsets_at_brokers import OffsetsAtBrokers
-from tests.source.test_planner import A0, B0, Planning
+from tests.source.test_planner import A0, A1, B0, Planning
 
 DOWN = {"broker-b": ConnectFailed("broker-b:1", "refused")}
 
@@ -153,3 +153,58 @@ def test_a_range_whose_broker_goes_away_after_the_plan_is_run_as_planned() -> No
     again.ownership.planned({A0: 1, B0: 1})
     again.brokers.offsets, again.brokers.down = {A0: 2, B0: 3}, {"broker-b"}
     assert [(run.queue, run.start) for run in again.planner._progress.runnable(planned)] == [(A0, 2)]
+
+
+# --- brokers that have lost the offsets ---------------------------------------------------------------------
+
+
+def test_a_running_query_goes_on_where_it_is_if_brokers_lose_its_offsets() -> None:
+    """F1, F2: it does not begin again as a new group, at the end; what came meanwhile is consumed."""
+    planning = AtBrokers(A0, A1, end=100, start=LATEST)
+    assert planning.next() is None
+    planning.view.bounds[A0] = (0, 120)
+    assert planning.next() == [(A0, 100, 120)]
+    planning.commit(A0, 120)
+    assert planning.next() is None
+
+    planning.brokers.forget()
+    planning.view.bounds[A0] = (0, 130)
+    assert planning.next() == [(A0, 120, 130)]
+    assert not planning.ownership.claimed_elsewhere
+    assert planning.brokers.offsets == {A0: 120, A1: 100}
+
+
+def test_a_member_that_gets_a_queue_without_an_offset_takes_none_from_its_memory() -> None:
+    """C3, F2: another member has had it, and has consumed it further."""
+    planning = AtBrokers(A0, A1)
+    planning.next()
+    planning.ownership.taken.add(A0)
+    planning.commit(A0, 4)
+    planning.commit(A1, 5)
+    assert planning.next() is None
+    planning.brokers.lost.add(A0)
+    del planning.brokers.offsets[A0]
+    assert planning.next() is None
+    assert A0 not in planning.brokers.offsets
+
+    planning.ownership.give(A0)
+    assert planning.next() == [(A0, 0, 5)]
+
+
+@pytest.mark.parametrize(("fails", "then"), [("true", None), ("false", [(A0, 30, 35)])])
+def test_an_offset_that_a_replaced_broker_does_not_have_is_a_gap(fails: str, then: Any) -> None:
+    """F4: an empty broker has the name of the one before."""
+    planning = AtBrokers(A0, end=100, failOnDataLoss=fails)
+    planning.next()
+    planning.commit(A0, 100)
+    assert planning.next() is None
+    planning.brokers.forget()
+    planning.view.bounds[A0] = (0, 30)
+
+    if fails == "true":
+        with pytest.raises(DataLoss, match="100"):
+            planning.next()
+        return
+    assert planning.next() is None
+    planning.view.bounds[A0] = (0, 35)
+    assert planning.next() == then

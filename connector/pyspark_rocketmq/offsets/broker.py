@@ -8,6 +8,8 @@ Like Java's ``RemoteBrokerOffsetStore``: one number per queue, and the last writ
 * *No attempts, no suspension.* So it cannot serve orderly consumers, or a sink that needs each row exactly
   once.
 * A broker that crashes loses, by default, the offsets of its last five seconds.
+* Brokers may lose the group, such as by ``mqadmin deleteSubGroup -r true``. A commit goes on from the last
+  offset that this process has seen there.
 * A broker that is away stores nothing. A commit keeps its offsets in memory until it answers; if the process
   ends before, their messages come again.
 * Every read costs one request per queue. A broker before 5.0 is also asked for all its offsets if it answers
@@ -109,6 +111,8 @@ class BrokerOffsetStore:
         """The offset of each queue that its broker had when it last answered."""
         self._kept: dict[MessageQueue, _Kept] = {}
         """Committed offsets for brokers that are away."""
+        self._lost: set[MessageQueue] = set()
+        """Claimed queues whose brokers have lost their offsets, as logged."""
 
     @property
     def spec(self) -> str:
@@ -163,9 +167,20 @@ class BrokerOffsetStore:
         _check(answers)
         rows = self._rows(_offsets(answers))
         claimed = apply_claim(rows, consumer_group, owner, starts, now_s=0.0, generations=generations).result
-        self._write({queue: row.next_offset for queue, row in claimed.items() if queue not in rows})
+        begun = {queue: row.next_offset for queue, row in claimed.items() if queue not in rows}
+        self._write(begun)
         with self._guard:
+            lost = begun.keys() & self._owners.keys()
+            news = lost - self._lost
+            self._lost |= lost
             self._owners |= dict.fromkeys(claimed, owner)
+        for queue in sorted(news):
+            logger.warning(
+                "the broker has lost the group's offset, and gets this one group=%s %s next_offset=%d",
+                consumer_group,
+                queue,
+                begun[queue],
+            )
         return {queue: self._row(queue, row.next_offset, owner) for queue, row in claimed.items()}
 
     def commit(
@@ -173,9 +188,10 @@ class BrokerOffsetStore:
     ) -> CommitResult:
         """Store each queue's offset unless the stored one is larger; the owner does not matter.
 
-        A queue without a stored offset is refused. If a broker does not answer, its offsets are accepted and
-        kept in memory. The next commit or read sends them again, but not over an offset that somebody else
-        has stored meanwhile. Calls must come one after the other.
+        A queue of which no offset was ever seen is refused. If a broker has lost a queue's offset, it gets
+        the new one. If a broker does not answer, its offsets are accepted and kept in memory. The next commit
+        or read sends them again, but not over an offset that somebody else has stored meanwhile. Calls must
+        come one after the other.
 
         Source: ``RemoteBrokerOffsetStore.updateOffset`` with ``increaseOnly``, as concurrent consumers call
         it; ``persistAll``, which goes on if a broker fails.
@@ -197,7 +213,7 @@ class BrokerOffsetStore:
         moved = {
             commit.queue: commit.state.next_offset
             for commit in result.accepted
-            if commit.state.next_offset > rows[commit.queue].next_offset
+            if commit.state.next_offset > rows[commit.queue].next_offset or answers[commit.queue] is None
         }
         away = {queue: error for queue, error in answers.items() if isinstance(error, RocketMQError)}
         here = {queue: offset for queue, offset in moved.items() if queue not in away}
@@ -261,7 +277,10 @@ class BrokerOffsetStore:
         """Return the brokers' answers, after those that answer got the offsets that were kept for them."""
         answers = dict(self._group.read(queues))
         answers |= self._send_kept(answers)
-        self._note(_offsets(answers))
+        stored = _offsets(answers)
+        self._note(stored)
+        with self._guard:
+            self._lost -= stored.keys()
         return answers
 
     def _send_kept(self, answers: Answers) -> Answers:
@@ -295,14 +314,12 @@ class BrokerOffsetStore:
         return {**due, **refused}
 
     def _before(self, answers: Answers) -> dict[MessageQueue, int]:
-        """Return the offsets that a commit is compared with, also for brokers that are away."""
-        before = _offsets(answers)
+        """Return the offsets that a commit is compared with, also those of brokers without an offset now."""
         with self._guard:
-            for queue, answer in answers.items():
-                if isinstance(answer, RocketMQError):
-                    kept = self._kept.get(queue)
-                    before[queue] = self._known.get(queue, 0) if kept is None else kept.next_offset
-        return before
+            known = {queue: self._known[queue] for queue in answers if queue in self._known}
+            kept = {queue: each.next_offset for queue, each in self._kept.items()}
+        away = [queue for queue, answer in answers.items() if isinstance(answer, RocketMQError)]
+        return {**dict.fromkeys(away, 0), **known, **kept, **_offsets(answers)}
 
     def _keep(
         self, next_offsets: Mapping[MessageQueue, int], errors: Mapping[MessageQueue, RocketMQError]
