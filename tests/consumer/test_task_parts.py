@@ -43,7 +43,7 @@ class Instructions:
         self.freed: list[MessageQueue] = []
         self.copies: list[Part | None] = []
         self.is_there = True
-        self.is_cut = False
+        self.is_cut = self.is_open = False
         self.cut: Callable[[None], bool] = lambda _: False
         self.doubt: Exception | None = None
 

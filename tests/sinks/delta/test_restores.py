@@ -421,9 +421,7 @@ def test_an_append_does_not_slip_over_a_restore(
     table = TableSnapshot(DeltaTable(path), needs_delta_rs=False)
     DeltaTable(path).restore(0)
 
-    with pytest.raises(
-        DeltaError if by_delta_rs else FileExistsError, match=r"Metadata changed|after version 1"
-    ):
+    with pytest.raises(FileExistsError, match="a commit after version 1"):
         FileAppender(table).put(log_of(table), (), SinkCommit.of(GROUP, {"x": 1}))
 
 
