@@ -278,9 +278,9 @@ def gap_message(consumer_group: str, gaps: Sequence[SinkGap], *, store: str) -> 
 
 def _if_rows_are_there(consumer_group: str, gap: SinkGap) -> str:
     return (
-        f" First check whether the rows are in {gap.standing.path} after all: if the table has property "
-        "delta.setTransactionRetentionDuration, writers delete old watermarks. If the rows are there, stop "
-        "every query of the group, set the sink's offsets with "
+        f" First check whether the rows are in {gap.standing.path} after all: if the table has or had the "
+        "property delta.setTransactionRetentionDuration, writers delete old watermarks. If the rows are "
+        "there, stop every query of the group, set the sink's offsets with "
         f"DeltaSink({gap.standing.path!r}).rewind({consumer_group!r}, {{queue: highest queueOffset + 1}}) "
         "for every queue, and start the query again. The ways below would then write the rows twice."
     )

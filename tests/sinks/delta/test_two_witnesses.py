@@ -76,15 +76,15 @@ def offsets_in(path: Path) -> list[tuple[int, int]]:
 
 @pytest.mark.parametrize(
     ("lost", "has_property"),
-    [((), True), ((ID0,), True), ((ID1,), True), ((ID0,), False), ((ID1,), False)],
-    ids=["all", "of a queue", "of an idle queue", "of a queue once", "of an idle queue once"],
+    [((), True), ((ID0,), True), ((ID1,), True), ((), False), ((ID0,), False), ((ID1,), False)],
+    ids=["all", "of a queue", "of an idle queue", "all once", "of a queue once", "of an idle queue once"],
 )
 def test_ids_that_a_checkpoint_has_dropped_are_known_from_the_newest_commit(
     path: Path, lost: tuple[str, ...], has_property: bool
 ) -> None:
     """H2, H10: Spark drops them at once or after the retention; a replay adds no row twice.
 
-    Without the property (it was there for a while) the log is looked at if any id is left.
+    Without the property, it was there for a while: it was unset, or a RESTORE took it away.
     """
     sink = prepared(path)
     run_batch(sink, {Q0: 2, Q1: 3}, rows(Q0, 0, 2), rows(Q1, 0, 3))
@@ -187,6 +187,36 @@ def test_a_group_is_new_in_a_table_with_a_retention_whose_whole_log_is_there(pat
     forget_ids(path)
 
     assert prepared(path).begin("another", {Q0: 0}).watermarks == {Q0: 0}
+
+
+@pytest.mark.parametrize("is_whole", [True, False], ids=["whole log", "cleaned log"])
+def test_a_group_that_is_new_reads_the_log_of_others_once(
+    path: Path, is_whole: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """H10, J3: no commit in it has a summary of those before."""
+    sink = prepared(path)
+    add_foreign(path)
+    if not is_whole:
+        clean_log(path)
+    for _ in range(30):
+        add_foreign(path)
+    read: list[int] = []
+    commit_info = LogFiles.commit_info
+
+    def noted(log: LogFiles, version: int) -> dict[str, Any] | None:
+        read.append(version)
+        return commit_info(log, version)
+
+    monkeypatch.setattr(LogFiles, "commit_info", noted)
+
+    counts = []
+    for _ in range(4):
+        read.clear()
+        assert sink.begin(GROUP, {Q0: 0}).watermarks == {Q0: 0}
+        counts.append(len(read))
+        add_foreign(path)
+    assert counts[0] >= 30
+    assert max(counts[1:]) <= 5
 
 
 def test_a_commit_of_an_older_release_records_too_little_where_ids_are_dropped(

@@ -15,7 +15,16 @@ from pyspark_rocketmq.delta.features import TRANSACTION_RETENTION
 from pyspark_rocketmq.delta.storage_options import NO_OPTIONS, StorageOptions
 from pyspark_rocketmq.delta.table import TableForm
 from pyspark_rocketmq.errors import SinkConflict
-from pyspark_rocketmq.sinks.delta.rules import NUMBER, REACHED, WATERMARKS, SinkCommit, app_id, group_app_id
+from pyspark_rocketmq.sinks.delta.rules import (
+    CHANGED_SINCE,
+    NUMBER,
+    REACHED,
+    WATERMARKS,
+    WHOLE_AT,
+    SinkCommit,
+    app_id,
+    group_app_id,
+)
 from pyspark_rocketmq.sinks.delta.sink_log import SinkLog
 from pyspark_rocketmq.sinks.delta.task_files import TaskFolder
 from pyspark_rocketmq.sinks.delta.watermarks import (
@@ -182,7 +191,9 @@ def test_a_count_without_its_record_is_an_error(in_catalog: bool) -> None:
 
 
 @pytest.mark.parametrize("ids", [{}, None])
-@pytest.mark.parametrize(("in_catalog", "retention"), [(False, "1 days"), (True, "1 days"), (True, "")])
+@pytest.mark.parametrize(
+    ("in_catalog", "retention"), [(False, "1 days"), (False, ""), (True, "1 days"), (True, "")]
+)
 def test_a_group_that_another_one_s_commit_names_is_not_taken_for_a_new_one(
     in_catalog: bool, retention: str, ids: dict[str, int] | None
 ) -> None:
@@ -224,6 +235,20 @@ def test_forgotten_ids_are_an_error_if_no_commit_records_them() -> None:
     with pytest.raises(
         SinkConflict, match=f"Cannot determine up to which offset .* has rows of group {GROUP}"
     ):
+        read_progress(log_of(table), GROUP)
+
+
+@pytest.mark.parametrize("in_catalog", [False, True])
+def test_a_commit_without_a_whole_record_is_an_error_if_the_ids_are_gone(in_catalog: bool) -> None:
+    """H10: writers dropped them while the table had the property; the commit with all queues is gone."""
+    table = StoredTable(in_catalog=in_catalog)
+    table.commit({ID0: 3, ID1: 5}, **{REACHED: {ID0: 3, ID1: 5}, WHOLE_AT: 1})
+    table.commit({ID0: 4}, **{REACHED: {ID0: 4}, CHANGED_SINCE: 1})
+    table.ids = {}
+    assert read_progress(log_of(table), GROUP).watermarks == {ID0: 4, ID1: 5}
+    del table.commits[1]
+
+    with pytest.raises(SinkConflict, match="Cannot determine up to which offset"):
         read_progress(log_of(table), GROUP)
 
 

@@ -5,7 +5,8 @@ commit.  A transaction id is an *application id*, here the name of one generatio
 here the watermark.  Each place may lack some watermarks, so both are read:
 
 * With ``delta.setTransactionRetentionDuration`` a checkpoint drops the ids of queues that have not moved for
-  that time, and all ids that older releases wrote. The record has all of them.
+  that time, and all ids that older releases wrote. The record has all of them, also after the property was
+  removed.
 * By default the log keeps commits, and so records, for 30 days (``delta.logRetentionDuration``). Ids stay.
 * Spark's writer stores only one id, which counts its commits. So their records are newer than the ids of
   queues.
@@ -33,6 +34,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, NamedTuple
 
@@ -267,14 +269,19 @@ def read_progress(
         return _from_commits(log, consumer_group)
     stored = _stored_ids(log, consumer_group, generations)
     number = stored.pop(group_app_id(consumer_group), 0)
-    expires = expires_transactions(log.table.form())
-    newest = log.newest_commit(consumer_group) if stored or number or expires else None
+    newest = log.newest_commit(consumer_group)
     if newest is None and number:
         raise _lost_progress_error(log, consumer_group)
     whole = log.whole_record_of(newest)
-    if expires and (
-        not log.shows_no_commit_of(consumer_group) if newest is None else not records_progress(newest, whole)
-    ):
+    # A table without the property may have had it before: then it has no ids, but commits of the group.
+    expires = expires_transactions(log.table.form())
+    if newest is not None:
+        is_known = bool(stored and not expires) or records_progress(newest, whole)
+    elif expires:
+        is_known = log.shows_no_commit_of(consumer_group)
+    else:
+        is_known = bool(stored) or not log.has_commit_of(consumer_group)
+    if not is_known:
         raise _unknown_progress_error(log, consumer_group)
     return GroupCommit.combined(stored, newest, whole, number=number)
 
@@ -309,9 +316,9 @@ def _from_commits(log: SinkLog, consumer_group: str) -> GroupCommit:
     if newest is not None and own_metadata(newest).get(WHOLE):
         return GroupCommit.combined({}, newest)
     stored = _ids_by_path(log, consumer_group)
-    expires = expires_transactions(log.table.form())
     whole = log.whole_record_of(newest)
-    if expires and (newest is None or not records_progress(newest, whole)):
+    ids_may_lack = expires_transactions(log.table.form()) or (newest is not None and stored == {})
+    if ids_may_lack and (newest is None or not records_progress(newest, whole)):
         raise _unknown_progress_error(log, consumer_group)
     if newest is None and not stored and log.has_commit_of(consumer_group):
         raise _lost_progress_error(log, consumer_group)
@@ -375,17 +382,13 @@ def _remaining_progress(log: SinkLog, consumer_group: str) -> GroupCommit:
 
 def has_rows_of(log: SinkLog, consumer_group: str) -> bool:
     """Return whether the table's transaction ids, or its log, show a commit of the group."""
+    known: Mapping[str, int] = {}
     if log.table.shows_transactions:
-        try:
+        with suppress(OSError, ValueError, KeyError):
             known = log.table.all_transactions()
-        except (OSError, ValueError, KeyError):
-            return log.has_commit_of(consumer_group)
-        group = group_app_id(consumer_group)
-        if any(name == group or name.startswith(f"{group}:") for name in known):
-            return True
-        if not expires_transactions(log.table.form()):
-            return False
-    return log.has_commit_of(consumer_group)
+    group = group_app_id(consumer_group)
+    has_ids = any(name == group or name.startswith(f"{group}:") for name in known)
+    return has_ids or log.has_commit_of(consumer_group)
 
 
 class QueueProgress(NamedTuple):
@@ -440,9 +443,10 @@ def _unknown_progress_error(log: SinkLog, consumer_group: str) -> SinkConflict:
     """Return the error for a table that may have dropped the group's watermarks."""
     return SinkConflict(
         f"Cannot determine up to which offset the Delta table {masked(log.log.table_uri)} has rows of group "
-        f"{consumer_group}: with its property {TRANSACTION_RETENTION} writers delete old watermarks, and its "
-        "log has no commit of the group that records them. Stop every query of the group and set the sink's "
-        "offsets with DeltaSink.rewind(consumer_group, {queue: highest queueOffset + 1}) for every queue, "
-        "with 0 for a queue without rows; then start the query again. Without the property no watermark is "
-        f"deleted: ALTER TABLE ... UNSET TBLPROPERTIES ('{TRANSACTION_RETENTION}')."
+        f"{consumer_group}: while a table has the property {TRANSACTION_RETENTION}, writers delete old "
+        "watermarks, and its log has no commit of the group that records them. Stop every query of the group "
+        "and set the sink's offsets with DeltaSink.rewind(consumer_group, {queue: highest queueOffset + 1}) "
+        "for every queue, with 0 for a queue without rows; then start the query again. After that, and not "
+        "before, you may remove the property, so that no watermark is deleted any more: "
+        f"ALTER TABLE ... UNSET TBLPROPERTIES ('{TRANSACTION_RETENTION}')."
     )
