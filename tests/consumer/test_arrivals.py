@@ -12,6 +12,7 @@ from pyspark.sql.types import StructType
 
 from pyspark_rocketmq.clock import SystemClock
 from pyspark_rocketmq.consume.orderly import OrderlySettings
+from pyspark_rocketmq.consume.read_range import PullThresholds
 from pyspark_rocketmq.consume.turns import RangeInstructions
 from pyspark_rocketmq.consumer.engine.arrivals import Arrivals, ClosedSource, Source
 from pyspark_rocketmq.consumer.engine.direct import OrderlyTask
@@ -262,6 +263,101 @@ def test_a_queue_whose_last_piece_is_too_large_is_read_again_once_it_is_passed()
     wait_until(lambda: len(source.left) == 1)
     source.end()
     task.join()
+
+
+class Accumulating(Task):
+    """A task whose listener commits when it has had so many messages."""
+
+    def __init__(self, source: Source, every: int, **settings: Any) -> None:
+        super().__init__(source, lambda _: SUCCESS, **settings)
+        self._every = every
+
+    def _call(self, messages: Sequence[MessageExt], context: Any) -> Any:
+        super()._call(messages, context)
+        context.auto_commit = False
+        has_all = context.accumulated + len(messages) >= self._every
+        return ConsumeOrderlyStatus.COMMIT if has_all else SUCCESS
+
+
+def send_in_pieces(task: Task, source: OpenSource, count: int, **facts: Any) -> None:
+    """Send messages as the reader does, which sends none while the queue is held."""
+    for offset in range(0, count, 2):
+        wait_until(lambda: not source.held)
+        source.send(piece(OPEN, offset, offset + 1, **facts))
+        wait_until(lambda: len(task.calls) == offset + 2)  # noqa: B023 - used within the round
+
+
+def ended(task: Task, source: OpenSource) -> int:
+    """Give the queue up; return the offset that was committed last."""
+    task.orders.given_up.add(QUEUE)
+    wait_until(lambda: len(source.left) == 1)
+    source.end()
+    task.join()
+    return task.results[QUEUE].ack.state.next_offset
+
+
+def test_a_listener_gets_messages_until_it_commits_however_many_it_has_had() -> None:
+    """D4, D13: what waits for a COMMIT does not keep the queue from being read."""
+    source = OpenSource()
+    task = Accumulating(source, 20, most_held=4)
+    task.start()
+
+    send_in_pieces(task, source, 30, nbytes=30 << 20)
+    assert source.was_held
+    assert ended(task, source) == 20
+
+
+@pytest.mark.parametrize(
+    ("thresholds", "option"),
+    [
+        (PullThresholds(messages=6), "pullThresholdForQueue"),
+        (PullThresholds(body_bytes=6 * len(b"body-0")), "pullThresholdSizeForQueue"),
+    ],
+)
+def test_a_queue_is_blocked_where_an_option_allows_no_more_messages_without_a_commit(
+    thresholds: PullThresholds, option: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """D4, D13: which is reported; a listener that commits in time is read on."""
+    source = OpenSource()
+    source.thresholds = thresholds
+    blocked = Accumulating(source, 8)
+    blocked.start()
+    send_in_pieces(blocked, source, 6)
+    wait_until(lambda: source.held and "the queue is blocked" in caplog.text)
+    assert ended(blocked, source) == 0
+    assert f"has had 6 messages without a COMMIT, and {option} allows no more" in caplog.text
+    assert caplog.text.count("the queue is blocked") == 1
+
+    source = OpenSource()
+    source.thresholds = thresholds
+    task = Accumulating(source, 5)
+    task.start()
+    send_in_pieces(task, source, 30)
+    assert ended(task, source) == 30
+    assert caplog.text.count("the queue is blocked") == 1
+
+
+def test_an_open_range_that_is_suspended_goes_on_however_little_memory_is_left(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """D3, I3: another plan would have to begin it again."""
+    monkeypatch.setattr("pyspark_rocketmq.consumer.engine.direct.SHORT_OF_MEMORY_BYTES", 2)
+    monkeypatch.setattr("pyspark_rocketmq.consumer.engine.direct.OUT_OF_MEMORY_BYTES", 4)
+    source, may_succeed = OpenSource(), threading.Event()
+    task = Task(source, lambda _: SUCCESS if may_succeed.is_set() else SUSPEND)
+    task.start()
+    source.send(piece(OPEN, 0, nbytes=9))
+    wait_until(lambda: len(task.calls) > 2)
+    may_succeed.set()
+
+    assert source.left == []
+    wait_until_committed(task, 1)
+    assert ended(task, source) == 1
+
+
+def wait_until_committed(task: Task, offset: int) -> None:
+    while wait_until_cut(task).ack.state.next_offset < offset:
+        pass
 
 
 def test_an_open_range_may_begin_suspended_and_be_given_up_before_it_begins() -> None:

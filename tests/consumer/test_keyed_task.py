@@ -358,6 +358,26 @@ def test_a_queue_that_is_full_is_read_on_during_a_slow_call() -> None:
         may_end.set()
 
 
+def test_a_key_gets_messages_until_it_commits_however_many_of_others_come_meanwhile() -> None:
+    """D4, D13, I8: a rare key keeps the offset back, and not the queue."""
+
+    def listener(message: MessageExt, context: ConsumeOrderlyContext) -> Any:
+        context.auto_commit = False
+        return ConsumeOrderlyStatus.COMMIT if context.accumulated == 3 else SUCCESS
+
+    task, source = Task(listener), OpenSource()
+    with open_task(task, source, most_held=5) as results:
+        for start in range(0, 40, 4):
+            wait_until(lambda: not source.held)
+            source.send(open_piece("abbb" if start % 8 else "bbbb", start))
+            wait_until(lambda: task.calls == start + 4)  # noqa: B023 - used within the round
+
+    [consumed] = results
+    assert source.was_held
+    # The fifth message of key a waits for three others.
+    assert consumed.ack.state.next_offset == 36
+
+
 def test_a_queue_that_is_given_up_in_a_pause_leaves_after_its_running_call() -> None:
     """D7, I8, I1: though another key waits for a worker."""
     instructions, source = Pauses(), OpenSource()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Generator, Sequence
 from queue import SimpleQueue
 
+from pyspark_rocketmq.consume.read_range import PullThresholds
 from pyspark_rocketmq.model import MessageQueue
 from pyspark_rocketmq.source.schema import Arrival
 
@@ -13,6 +14,7 @@ class OpenSource:
     """Ranges without an end, whose messages a test sends."""
 
     is_open = True
+    thresholds = PullThresholds()
 
     def __init__(self) -> None:
         self._coming: SimpleQueue[Sequence[Arrival] | None] = SimpleQueue()

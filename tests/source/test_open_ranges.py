@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import pickle
+from dataclasses import replace
 
+from pyspark_rocketmq.consume.read_range import PullThresholds, ReadSettings
 from pyspark_rocketmq.model import OPEN_END, MessageQueue, QueueBounds, QueueRange, QueueState
+from pyspark_rocketmq.options.read import ReadOptions
+from pyspark_rocketmq.source.range_arrivals import RangeArrivals
 from pyspark_rocketmq.source.ranges import QueuePartition, SharedTask, open_tasks_of, ticket_rows
 from tests.helpers.partitions import partition_of
 
@@ -37,6 +41,23 @@ def test_a_queue_of_which_no_bounds_are_known_has_a_task_too() -> None:
         [1],
         [0],
     ]
+
+
+def test_the_query_s_thresholds_are_each_queue_s_however_many_a_task_has() -> None:
+    """D13"""
+    options = {
+        "nameServers": "127.0.0.1:9876",
+        "topic": "orders",
+        "consumerGroup": "billing",
+        "offsetStore": "/x",
+        "pullThresholdForQueue": "7",
+        "pullThresholdSizeForQueue": "9",
+    }
+    settings = ReadSettings.of(ReadOptions.parse(options))
+    some = [replace(open_range(number), settings=settings) for number in range(3)]
+
+    assert RangeArrivals(some).thresholds == PullThresholds(7, 9 << 20)
+    assert RangeArrivals([open_range(0)]).thresholds == PullThresholds()
 
 
 def test_a_task_of_open_ranges_has_one_ticket_of_one_row() -> None:

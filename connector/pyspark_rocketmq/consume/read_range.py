@@ -13,6 +13,14 @@ from pyspark_rocketmq.options.read import ReadFrom, ReadOptions
 from pyspark_rocketmq.options.subscription import EVERYTHING
 
 
+class PullThresholds(NamedTuple):
+    """How many messages of a queue may wait for a COMMIT in real time; None for any number."""
+
+    messages: int | None = None
+    body_bytes: int | None = None
+    """Size of their bodies, in bytes."""
+
+
 class ReadSettings(NamedTuple):
     """How the ranges of a plan are read; the same for all of them. Tasks get it with their ranges.
 
@@ -43,6 +51,9 @@ class ReadSettings(NamedTuple):
     max_bytes: int | None
     """Size of bodies, in bytes, at which a range ends, after the message that reaches it; None without a
     consumer group."""
+    pull_threshold_for_queue: int | None
+    """Number of a queue's uncommitted messages, in real time, at which no more are read; None for the
+    default."""
     prefers_replica: bool
     """Whether pulls go to a replica even if the master does not suggest it."""
     replaces_master: bool
@@ -50,6 +61,11 @@ class ReadSettings(NamedTuple):
     has_worked: bool
     """Whether the query has read messages before; decides after which errors a pull is repeated
     (``is_pulled_again``)."""
+
+    @property
+    def thresholds(self) -> PullThresholds:
+        """How many messages of a queue may wait for a COMMIT in real time."""
+        return PullThresholds(self.pull_threshold_for_queue, self.max_bytes)
 
     @classmethod
     def of(cls, options: ReadOptions, *, has_worked: bool = False) -> Self:

@@ -162,14 +162,16 @@ class ReadOptions(PositionOptions):
         "Maximum number of messages of one queue in a micro-batch. By default there is no maximum: a queue "
         "gets further messages only with the next micro-batch, so a maximum limits throughput. "
         "`maxOffsetsPerTrigger` bounds the whole micro-batch. Java's consumer keeps at most 1,000 messages "
-        "in memory, and pulls more as they are consumed."
+        "in memory, and pulls more as they are consumed. In real time, the number of messages of a queue "
+        "that may be read and not committed; by default 1,000, beside those that wait for a COMMIT."
     )
     pull_threshold_size_for_queue: int = stream_option(
         "pullThresholdSizeForQueue", int_between(1, 1024), 100, unit="MiB"
     ).doc(
         "With `consumerGroup`: size of the bodies at which a queue's share of a micro-batch ends. The "
         "message that reaches it is still part of the share; later ones follow with the next micro-batch. A "
-        "task holds the whole share in memory. The default is Java's."
+        "task holds the whole share in memory. In real time, size of a queue's bodies that may wait for a "
+        "COMMIT. The default is Java's."
     )
     drain_timeout_ms: int = stream_option(
         "drainTimeoutMs", int_between(1, 2**31 - 1), 3_600_000, unit="ms"

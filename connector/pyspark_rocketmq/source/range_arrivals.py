@@ -13,6 +13,7 @@ from functools import partial
 from typing import Final
 
 from pyspark_rocketmq.clock import Clock
+from pyspark_rocketmq.consume.read_range import PullThresholds
 from pyspark_rocketmq.errors import RocketMQError
 from pyspark_rocketmq.model import MessageQueue
 from pyspark_rocketmq.source.fetcher import Fetcher
@@ -64,6 +65,7 @@ class RangeArrivals:
         """
         self._partitions = [share_of(partition, len(partitions)) for partition in partitions]
         """The range that each window (state of pulling) of the fetcher reads."""
+        self._thresholds = partitions[0].settings.thresholds if partitions else PullThresholds()
         self._readers = [RangeReader(partition) for partition in self._partitions]
         """The reader of each range, in the same order."""
         self._decode = partial(decode_chunks, few_as_objects=few_as_objects)
@@ -79,6 +81,11 @@ class RangeArrivals:
     def is_open(self) -> bool:
         """Whether the ranges are open, so that they have no end."""
         return any(reader.partition.planned.has_open_end for reader in self._readers)
+
+    @property
+    def thresholds(self) -> PullThresholds:
+        """How many messages of each queue may wait for a COMMIT, by the query's options."""
+        return self._thresholds
 
     def hold(self, queue: MessageQueue) -> None:
         """Send no more pulls for the queue until ``go_on``; messages of pulls under way are still yielded."""

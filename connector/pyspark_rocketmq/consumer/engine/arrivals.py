@@ -10,13 +10,16 @@ slows the reading:
 * Closed ranges (micro-batches): the engine pauses the reading of all ranges. Nothing is lost by this, because
   a range that is read early is not consumed earlier.
 * Open ranges (real time): an engine that calls a listener holds only the queues that have too many messages
-  (``hold``, ``go_on``), since one slow queue must not delay the others.
+  (``hold``, ``go_on``), since one slow queue must not delay the others. A listener that has had all messages
+  and has not committed them gets further ones, however many it has had: it decides when it commits. Only the
+  options ``pullThresholdForQueue`` and ``pullThresholdSizeForQueue`` limit their number and size.
 
 The thread is a daemon: a broker that does not answer must not keep a worker process from ending.
 """
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
@@ -26,10 +29,13 @@ from typing import Any, Final, Generic, Protocol, TypeVar
 import pyarrow as pa
 
 from pyspark_rocketmq.consume.part import QueueAck
+from pyspark_rocketmq.consume.read_range import PullThresholds
 from pyspark_rocketmq.consume.turns import RangeInstructions
 from pyspark_rocketmq.errors import RocketMQError
-from pyspark_rocketmq.model import MessageQueue, QueueRange
+from pyspark_rocketmq.model import MessageExt, MessageQueue, QueueRange
 from pyspark_rocketmq.source.schema import Arrival, EndReason, RangeEnd, ReadPiece
+
+logger = logging.getLogger(__name__)
 
 PULL_THRESHOLD_FOR_QUEUE: Final = 1000
 """Number of waiting messages at which no more are read from an open range's queue
@@ -48,6 +54,11 @@ class Source(Protocol):
     @property
     def is_open(self) -> bool:
         """True: all ranges are open (without a planned end). False: all ranges are closed."""
+        ...
+
+    @property
+    def thresholds(self) -> PullThresholds:
+        """How many messages of each open range's queue may wait for a COMMIT."""
         ...
 
     def arrivals(self) -> Generator[Sequence[Arrival]]:
@@ -83,6 +94,7 @@ class ClosedSource:
     """A source of closed ranges (with planned ends): yields the pieces of ``made``, when the caller asks."""
 
     is_open = False
+    thresholds = PullThresholds()
 
     def __init__(self, made: Iterable[Sequence[Arrival]]) -> None:
         self._made = made
@@ -136,15 +148,26 @@ class ArrivingRange(Generic[RunT]):
     """Whether the end has arrived, even if the engine had given the range up before."""
     is_held: bool = False
     """Whether no more is read from the queue now, because too many messages wait."""
+    is_blocked: bool = False
+    """Whether no more is read before the listener commits some of the messages that it has had."""
     arrived: int = 0
     """Number of messages that have arrived."""
     arrived_bytes: int = 0
     """Memory of all pieces that have arrived, in bytes."""
+    _bodies: deque[tuple[int, int]] = field(default_factory=deque)
+    """For each piece whose messages are not all passed: how many messages had arrived with it, and the size
+    of its bodies, in bytes."""
+    _body_bytes: int = 0
+    """Size of these bodies together."""
 
     def add(self, arrival: Arrival) -> None:
         """Add a piece that has arrived."""
         self.arrived += sum(map(len, arrival.messages))
         self.arrived_bytes += arrival.nbytes
+        size = sum(map(_body_bytes, arrival.messages))
+        self._bodies.append((self.arrived, size))
+        self._body_bytes += size
+        self._drop_passed()
         self.end, self.is_whole = arrival.end, arrival.is_end
         self.arrivals.append(arrival)
 
@@ -157,6 +180,18 @@ class ArrivingRange(Generic[RunT]):
     def held_bytes(self) -> int:
         """Memory of the messages that have arrived and are still kept, in bytes."""
         return self.arrived_bytes - (0 if self.run is None else self.run.freed_bytes)
+
+    def has_reached(self, thresholds: PullThresholds) -> bool:
+        """Return whether the messages that the run has not passed are as many or as large as they may be."""
+        self._drop_passed()
+        most, most_bytes = thresholds
+        is_long = most is not None and self.held >= most
+        return is_long or (most_bytes is not None and self._body_bytes >= most_bytes)
+
+    def _drop_passed(self) -> None:
+        passed = self.arrived - self.held
+        while self._bodies and self._bodies[0][0] <= passed:
+            self._body_bytes -= self._bodies.popleft()[1]
 
 
 class Arrivals:
@@ -204,14 +239,23 @@ class Arrivals:
                 self._made = self._source.arrivals()
             return next(self._made, None)
 
-    def hold_if_full(self, one: ArrivingRange[Any], most_held: int) -> None:
+    def hold_if_full(self, one: ArrivingRange[Any], most_held: int, *, has_had_all: bool = False) -> None:
         """Stop reading an open range's queue while its waiting messages are too many or too large.
 
         Otherwise read it again, if it was stopped. ``most_held`` is the number of waiting messages that is
-        too many.
+        too many, unless an option names another one. ``has_had_all``: the listener has had all messages that
+        have arrived, so that it may need more before it commits. Then only the options count.
         """
-        # The newest piece is kept even if all its messages are passed.
-        is_full = one.held >= most_held or (one.held > 0 and one.held_bytes >= _HELD_BYTES)
+        thresholds = self._source.thresholds
+        if has_had_all:
+            is_full = one.has_reached(thresholds)
+            if is_full and not one.is_blocked:
+                _report_blocked(one, thresholds)
+            one.is_blocked = is_full
+        else:
+            most_held = most_held if thresholds.messages is None else thresholds.messages
+            # The newest piece is kept even if all its messages are passed.
+            is_full = one.held >= most_held or (one.held > 0 and one.held_bytes >= _HELD_BYTES)
         if one.is_held != is_full:
             one.is_held = is_full
             (self._source.hold if is_full else self._source.go_on)(one.planned.queue)
@@ -253,6 +297,26 @@ class Arrivals:
         except BaseException as raised:  # noqa: BLE001 - it is the engine's
             error = raised
         over(error)
+
+
+def _report_blocked(one: ArrivingRange[Any], thresholds: PullThresholds) -> None:
+    by_number = thresholds.messages is not None and one.held >= thresholds.messages
+    option = "pullThresholdForQueue" if by_number else "pullThresholdSizeForQueue"
+    logger.error(
+        "The listener has had %d messages without a COMMIT, and %s allows no more: the queue is blocked. "
+        "COMMIT after fewer messages, or raise %s. %s",
+        one.held,
+        option,
+        option,
+        one.planned.queue,
+    )
+
+
+def _body_bytes(messages: pa.RecordBatch | list[MessageExt]) -> int:
+    """Return about how many bytes the bodies of messages have."""
+    if isinstance(messages, list):
+        return sum([len(message.body) for message in messages])
+    return int(messages.column("body").nbytes) if "body" in messages.schema.names else 0
 
 
 def report_stand(instructions: RangeInstructions, ack: QueueAck, end: RangeEnd | None) -> None:

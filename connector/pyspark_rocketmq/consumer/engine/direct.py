@@ -227,9 +227,9 @@ class OrderlyTask:
             self._check_lead()
             self._changed.notify_all()
 
-    def _hold_if_full(self, one: _Range) -> None:
+    def _hold_if_full(self, one: _Range, *, has_had_all: bool = False) -> None:
         if self._is_open:
-            self._arrivals.hold_if_full(one, self._most_held)
+            self._arrivals.hold_if_full(one, self._most_held, has_had_all=has_had_all)
 
     # --- workers --------------------------------------------------------------------------------------------
 
@@ -307,7 +307,8 @@ class OrderlyTask:
         suspended ranges end.
         """
         turns, is_paused, is_given_up = self._turns, self._is_paused, self._instructions.is_given_up
-        makes_room = turns.is_arriving and self._memory() is Memory.GONE
+        # Open ranges need no room: each of their queues is held by itself.
+        makes_room = not self._is_open and turns.is_arriving and self._memory() is Memory.GONE
         found = [
             (queue, one)
             for queue, one in self._begun.items()
@@ -490,7 +491,7 @@ class OrderlyTask:
 
     def _end_turn(self, one: _Range, run: OrderlyRun, now_s: float) -> None:
         queue = one.planned.queue
-        self._hold_if_full(one)
+        self._hold_if_full(one, has_had_all=run.is_dry)
         if run.finished is not None:
             self._turns.suspended(queue, now_s + run.pause_s(), leads=run.leads)
         elif run.is_dry:
