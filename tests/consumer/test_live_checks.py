@@ -121,12 +121,12 @@ def test_all_problems_are_reported_at_once() -> None:
 @pytest.mark.parametrize(
     ("slots", "count", "left"),
     [
-        (Slots(4, 4), 1, Slots(4, 3)),
+        (Slots(4, 4), 1, Slots(4, 3, 1)),
         (Slots(4, 4), 0, Slots(4, 4)),
-        (Slots(1, 1), 1, Slots(1, 1)),
+        (Slots(1, 1), 1, Slots(1, 1, 1)),
         # The cluster grows, or shows nothing.
-        (Slots(4, 0), 1, Slots(4, 0)),
-        (Slots(), 1, Slots()),
+        (Slots(4, 0), 1, Slots(4, 0, 1)),
+        (Slots(), 1, Slots(left=1)),
     ],
 )
 def test_a_slot_is_left_to_the_jobs_of_a_sink(slots: Slots, count: int, left: Slots) -> None:
@@ -149,10 +149,23 @@ def test_a_query_leaves_a_slot_free_as_long_as_it_may_need_one(tmp_path: Path) -
     sink = DeltaSink(tmp_path / "table")
     sink.prepare(ROWS)
     slots = FreeSlots(spark, 1)
-    assert slots() == Slots(2, 1)
+    assert slots() == Slots(2, 1, 1)
 
     slots.left = check_live(spark, sink, "g", HubAddress.new("127.0.0.1", 1).to_text(), 300.0)
     assert slots() == Slots(2, 2)
+
+
+@pytest.mark.parametrize(("most", "planned"), [("5", 9), ("", 0)])
+def test_a_slot_is_left_free_of_those_that_a_growing_cluster_can_have(
+    most: str, planned: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """I7: nobody gives one back while all tasks of a batch run."""
+    monkeypatch.setattr(live_checks, "task_slots", lambda _: Slots(2, 0))
+    spark: Any = Session()
+    spark.conf = Settings({"spark.dynamicAllocation.maxExecutors": most, "spark.executor.cores": "2"})
+
+    assert FreeSlots(spark, 1)() == Slots(2, planned, 1)
+    assert FreeSlots(spark, 0)() == Slots(2, 0)
 
 
 # ------------------------------------------------------------------------------------------- the session's facts

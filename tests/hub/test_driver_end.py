@@ -15,7 +15,7 @@ from pyspark_rocketmq.clock import SystemClock
 from pyspark_rocketmq.consume import cuts
 from pyspark_rocketmq.consume.cuts import Place
 from pyspark_rocketmq.consume.part import Group, Part
-from pyspark_rocketmq.hub import task_end
+from pyspark_rocketmq.hub import driver_end, task_end
 from pyspark_rocketmq.hub.connections import HubClient
 from pyspark_rocketmq.hub.driver_end import BatchEnd, Committed, DriverControl
 from pyspark_rocketmq.hub.messages import (
@@ -213,6 +213,33 @@ def test_an_early_commit_that_cannot_be_made_fails_the_batch(
     assert not query.has_received(QueuesFree)
     assert caplog.text.count("parts=1 queues=1: the storage is away") == 2
     assert caplog.text.count("Traceback") == 1, "the same error again is one line"
+
+
+def test_a_commit_that_takes_long_is_reported_while_it_lasts(
+    query: Query, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """I7: Spark may wait for a task slot that nobody gives back."""
+    monkeypatch.setattr(driver_end, "_LONG_COMMIT_S", 0.05)
+    may_end = threading.Event()
+
+    def make(_: Commit) -> Committed:
+        assert may_end.wait(PATIENCE_S)
+        return Committed()
+
+    terms = query.hub.begin(3, make)
+    assert terms is not None
+    instructions = ask_driver(terms, 0, dict.fromkeys((A, B), Place(1, 0)))
+    assert instructions is not None
+    assert instructions.hand_over(PART)
+    wait_until(lambda: "needs a free task slot" in caplog.text)
+    query.hub._report_long_commit(SystemClock().monotonic_s() + 50.0)
+    assert caplog.text.count("needs a free task slot") == 1
+    query.hub._report_long_commit(SystemClock().monotonic_s() + 70.0)
+    assert caplog.text.count("needs a free task slot") == 2
+    may_end.set()
+    query.hub.end([], could_ask=True)
+    query.hub._report_long_commit(SystemClock().monotonic_s() + 200.0)
+    assert caplog.text.count("needs a free task slot") == 2
 
 
 def test_a_job_that_fails_does_not_wait_for_storage_that_is_away(query: Query) -> None:

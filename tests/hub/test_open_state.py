@@ -39,13 +39,14 @@ from tests.hub.test_state import committed, freed, plans_over, sent
 A, B, C = (MessageQueue("T", "broker-a", number) for number in range(3))
 BOTH = frozenset({A, B})
 FOR_S = 300.0
+FOUR = Slots(4, 4)
 
 
 class Driver:
     """A hub with a planner whose plan 1 holds two queues, and a batch with a task for each, from 100.0 on."""
 
-    def __init__(self, *, begins: bool = True) -> None:
-        self.state = HubState(must_ask=True, slots=Slots(4, 4), interval_s=0.5)
+    def __init__(self, *, begins: bool = True, slots: Slots = FOUR) -> None:
+        self.state = HubState(must_ask=True, slots=slots, interval_s=0.5)
         self.state.planner_came("planner")
         self.state.plan_made(1, BOTH)
         self.state.batch_begins(7)
@@ -60,6 +61,7 @@ class Driver:
         partition: int = 0,
         attempt: int = 0,
         connection: int = 1,
+        tasks: int = 2,
         now_s: float = 100.0,
     ) -> list[Action]:
         start = TaskBegins(
@@ -68,7 +70,7 @@ class Driver:
             partition=partition,
             attempt=attempt,
             places=dict.fromkeys(queues, Place(1, 0)),
-            tasks=2,
+            tasks=tasks,
             open_for_s=FOR_S,
             connection=connection,
         )
@@ -285,6 +287,17 @@ def test_a_batch_whose_tasks_find_no_slot_is_ended_and_the_next_plan_has_fewer()
 
     assert driver.state.slots_are(Slots(4, 4)) == []
     assert sent(driver.state.slots_are(Slots(6, 6)), SlotsKnown) == [SlotsKnown(6, 5.0)]
+
+
+@pytest.mark.parametrize(("left", "planned"), [(1, 2), (2, 1), (3, 1)])
+@pytest.mark.parametrize("most_planned", [0, 3])
+def test_a_plan_with_fewer_tasks_leaves_slots_free_too(most_planned: int, left: int, planned: int) -> None:
+    """I7: Spark needs one to write the sink, also where the cluster grows and has no more."""
+    driver = Driver(begins=False, slots=Slots(4, most_planned, left))
+    for partition, task in enumerate(("one", "two", "three")):
+        driver.begins(task, MessageQueue("T", "broker-a", partition), partition=partition, tasks=4)
+
+    assert sent(driver.state.tick(105.0), SlotsKnown) == [SlotsKnown(planned, 5.0)]
 
 
 def test_all_slots_are_tried_again_after_a_batch_whose_tasks_have_begun() -> None:

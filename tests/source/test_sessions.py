@@ -25,6 +25,7 @@ from pyspark_rocketmq.spark.session import (
     encrypts_network,
     is_speculative,
     living_session,
+    most_slots,
     task_slots,
 )
 
@@ -139,6 +140,22 @@ def test_any_number_of_tasks_is_planned_where_executors_come_when_tasks_wait(set
     """D3: fewer tasks would keep them away."""
     assert task_slots(classic_session(**setting)) == Slots(8, 0)
     assert task_slots(classic_session()) == Slots(8, 8)
+
+
+@pytest.mark.parametrize(
+    ("executors", "cores", "cpus", "most"),
+    [("5", "4", "", 20), ("5", "4", "3", 5), ("5", "", "", 0), ("", "4", "", 0), ("many", "4", "", 0)],
+)
+def test_how_many_tasks_can_run_once_all_executors_are_there(
+    executors: str, cores: str, cpus: str, most: int
+) -> None:
+    """I7: if settings say it."""
+    settings = {
+        "spark_dynamicAllocation_maxExecutors": executors,
+        "spark_executor_cores": cores,
+        "spark_task_cpus": cpus,
+    }
+    assert most_slots(classic_session(**settings)) == most
 
 
 def test_any_number_of_tasks_is_planned_where_a_platform_does_not_report_how_many_can_run() -> None:

@@ -25,7 +25,7 @@ from pyspark_rocketmq.hub.state import Slots
 from pyspark_rocketmq.sinks.base import CommitsGroups, Sink
 from pyspark_rocketmq.sinks.multi import single_sinks
 from pyspark_rocketmq.sinks.shared_storage import is_on_one_machine
-from pyspark_rocketmq.spark.session import IdleKill, ask_executors, idle_kill, task_slots
+from pyspark_rocketmq.spark.session import IdleKill, ask_executors, idle_kill, most_slots, task_slots
 
 logger = logging.getLogger(__name__)
 
@@ -175,15 +175,19 @@ class FreeSlots:
 
     def __call__(self) -> Slots:
         """Return the session's task slots; ``most_planned`` does not count those to leave free."""
-        return spared(task_slots(self._spark), self.left)
+        slots = task_slots(self._spark)
+        if self.left and not slots.most_planned:
+            slots = slots._replace(most_planned=most_slots(self._spark))
+        return spared(slots, self.left)
 
 
 def spared(slots: Slots, count: int) -> Slots:
     """Return ``slots`` with ``most_planned`` lower by ``count``, so that a batch leaves these free.
 
-    At least one remains. If a batch may have any number of tasks, ``slots`` is returned unchanged.
+    At least one remains. If a batch may have any number of tasks, ``most_planned`` stays 0.
     """
-    return slots._replace(most_planned=max(1, slots.most_planned - count)) if slots.most_planned else slots
+    most = slots.most_planned
+    return slots._replace(most_planned=max(1, most - count) if most else 0, left=count)
 
 
 def _unreached(spark: SparkSession, hub: HubAddress) -> dict[str, str]:

@@ -8,7 +8,7 @@ Tasks send parts of their results before the job ends for two reasons: a queue i
 | ``rocketmq-hub`` | communicates with planner and tasks, decides |
 | ``rocketmq-early-commits`` | commits the groups of parts that tasks hand over, one after the other |
 | ``rocketmq-batch-over`` | notifies the planner that a batch is over, once the brokers have its offsets |
-| ``rocketmq-hub-watch`` | compares epochs in a long batch, counts task slots, closes the hub with the query |
+| ``rocketmq-hub-watch`` | compares epochs, counts slots, logs long commits, closes the hub with the query |
 
 A *part* is a piece of a task's result. Parts are accepted until the job is over. A commit that fails is tried
 again for a minute, and no other one is made before it. Without ``commit_interval`` the batch does not fail
@@ -37,6 +37,9 @@ from pyspark_rocketmq.model import MessageQueue
 logger = logging.getLogger(__name__)
 
 _LOOK_EVERY_S: Final = 1.0
+_LONG_COMMIT_S: Final = 10.0
+"""Time after which a commit that is under way is reported, in seconds; at most once a minute."""
+_REPORT_EVERY_S: Final = 60.0
 
 
 class Committed(NamedTuple):
@@ -129,6 +132,10 @@ class DriverControl:
         """Id of the group of parts whose last commit has failed, or "offsets"; empty after a success. The
         traceback of each is logged once."""
         self._began_s = float("inf")
+        self._commit_began_s = float("inf")
+        """Monotonic time at which the commit under way began; infinite without one."""
+        self._reported_s = float("-inf")
+        """Monotonic time at which a commit that took long was last reported."""
         self._has_no_batch = threading.Event()
         """Set while no batch, and no commit of one, is under way."""
         self._has_no_batch.set()
@@ -321,6 +328,7 @@ class DriverControl:
         assert self._make is not None, "commits are made between begin and end"
         group = commit.group
         name = "offsets" if group is None else group.id
+        self._commit_began_s = self._clock.monotonic_s()
         try:
             refused, took_s = self._make(commit)
         except BaseException as error:
@@ -338,6 +346,8 @@ class DriverControl:
         else:
             self._failing = ""
             self._hub.report(lambda state: state.committed(refused, self._clock.monotonic_s(), took_s=took_s))
+        finally:
+            self._commit_began_s = float("inf")
 
     def _run_commits(self) -> None:
         while (do := self._work.get()) is not None:
@@ -369,6 +379,7 @@ class DriverControl:
             # go on delivering until this is noticed.
             if self._has_ended():
                 break
+            self._report_long_commit(self._clock.monotonic_s())
             try:
                 self._look(is_asked=is_asked)
                 # Executors come and go. Count slots here, not when a batch begins: it takes milliseconds.
@@ -383,6 +394,18 @@ class DriverControl:
                         "epochs could not be compared with the running batch's, trying again", exc_info=True
                     )
         self._end()
+
+    def _report_long_commit(self, now_s: float) -> None:
+        """Log a commit that takes long: it may wait for a task slot that it never gets."""
+        lasts_s = now_s - self._commit_began_s
+        if lasts_s > _LONG_COMMIT_S and now_s - self._reported_s >= _REPORT_EVERY_S:
+            self._reported_s = now_s
+            logger.warning(
+                "a commit within the batch has taken %.0f s so far, and no other one can begin. If Spark "
+                "writes the sink's table, this needs a free task slot: give the query more cores, or end "
+                "other queries of the application",
+                lasts_s,
+            )
 
     def _has_ended(self) -> bool:
         """Return whether the query has ended, or :meth:`close` was called.

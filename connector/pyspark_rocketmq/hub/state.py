@@ -139,6 +139,8 @@ class Slots(NamedTuple):
     """Number of tasks now; 0 if it is not known."""
     most_planned: int = 0
     """Maximum number of tasks that a batch should have; 0 for any number."""
+    left: int = 0
+    """Number of slots that a batch is to leave free for other jobs; ``most_planned`` does not count them."""
 
 
 @dataclass(slots=True)
@@ -241,7 +243,8 @@ class HubState:
         self._slots = slots
         self._most_planned = slots.most_planned
         """Maximum number of tasks of the next batch, 0 for any number: that of ``_slots``. It differs only if
-        the last batch ended because some of its tasks had not begun: then it is the number that had begun."""
+        the last batch ended because some of its tasks had not begun: then it is the number that had begun,
+        without the slots to leave free."""
         self._held_up = ""
         self._tasks: dict[str, _Task] = {}
         self._owner: dict[MessageQueue, _Task] = {}
@@ -762,7 +765,8 @@ class HubState:
         self._ending = ending
         actions: list[Action] = [Ended(ending)]
         # After one batch with fewer tasks, try again with all slots: the shortage may be over by then.
-        most_planned = self._slots.most_planned if ending.slots is None else ending.slots
+        slots = self._slots
+        most_planned = slots.most_planned if ending.slots is None else max(1, ending.slots - slots.left)
         if most_planned != self._most_planned:
             self._most_planned = most_planned
             actions += self._slots_report()

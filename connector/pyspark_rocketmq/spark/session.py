@@ -385,6 +385,20 @@ def task_slots(spark: SparkSession) -> Slots:
     return Slots(at_once, 0 if is_growing else at_once)
 
 
+def most_slots(spark: SparkSession) -> int:
+    """Return how many tasks can run once dynamic allocation has added all executors; 0 if it is not known.
+
+    It is known only if ``spark.dynamicAllocation.maxExecutors`` and ``spark.executor.cores`` are set.
+    """
+    names = ("spark.dynamicAllocation.maxExecutors", "spark.executor.cores", "spark.task.cpus")
+    try:
+        executors, cores, cpus = (int(spark.conf.get(name, "") or 0) for name in names)
+    except Exception as error:  # noqa: BLE001 - a platform may forbid it
+        logger.info("how many tasks can run at the same time at most is not known: %s", error)
+        return 0
+    return executors * (cores // max(1, cpus))
+
+
 def calls_end_s(spark: SparkSession) -> float:
     """Return for how many seconds after its query's end a listener may still be called.
 
