@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pyspark_rocketmq.consume.planning import REST_S, StallCounter, UncommittedDelivery
+from pyspark_rocketmq.consume.planning import REST_S, StallCounter, StandstillPauses, UncommittedDelivery
 from pyspark_rocketmq.model import MessageQueue, QueueRange, QueueState
 
 QUEUE = MessageQueue("orders", "broker-a", 0)
@@ -101,3 +101,58 @@ def test_a_queue_rests_for_a_minute() -> None:
 
     assert counter.uncommitted(progress, NOW_S + REST_S - 1) == {QUEUE: UncommittedDelivery(20, rests=True)}
     assert counter.uncommitted(progress, NOW_S + REST_S) == {QUEUE: UncommittedDelivery(20, rests=False)}
+
+
+# --- a store without suspensions ----------------------------------------------------------------------------
+
+
+def until(pauses: StandstillPauses, next_offset: int, now_s: float) -> float | None:
+    """End of the queue's suspension in the plan made at ``now_s``."""
+    return pauses.suspended({QUEUE: QueueState(next_offset, 1)}, now_s)[QUEUE].suspended_until_s
+
+
+def paused() -> StandstillPauses:
+    pauses = StandstillPauses()
+    pauses.planned([planned_range(5)])
+    assert until(pauses, 5, NOW_S) == NOW_S + 5
+    return pauses
+
+
+def test_a_queue_without_progress_is_suspended_for_five_seconds() -> None:
+    """E4: ``submitConsumeRequestLater``."""
+    pauses = paused()
+
+    assert until(pauses, 5, NOW_S + 4.9) == NOW_S + 5
+    assert until(pauses, 5, NOW_S + 5) is None
+    pauses.planned([planned_range(5)])
+    assert until(pauses, 5, NOW_S + 9) == NOW_S + 14
+
+
+def test_a_queue_that_was_not_run_or_has_moved_is_not_suspended() -> None:
+    """E4"""
+    assert until(StandstillPauses(), 5, NOW_S) is None
+    pauses = StandstillPauses()
+    pauses.planned([planned_range(5)])
+    assert until(pauses, 6, NOW_S) is None
+    for moved_to in (0, 6):
+        pauses = paused()
+        assert until(pauses, moved_to, NOW_S + 1) is None
+        assert until(pauses, 5, NOW_S + 2) is None
+
+
+def test_a_queue_that_is_out_of_sight_after_its_range_is_not_suspended() -> None:
+    """A8: its broker was away, and may have taken a kept offset meanwhile."""
+    pauses = StandstillPauses()
+    pauses.planned([planned_range(5)])
+    assert pauses.suspended({}, NOW_S) == {}
+
+    assert until(pauses, 5, NOW_S + 1) is None
+
+
+def test_a_suspension_that_the_store_has_stays() -> None:
+    """D3"""
+    pauses = StandstillPauses()
+    pauses.planned([planned_range(5)])
+    stored = {QUEUE: QueueState(5, 1, suspended_until_s=NOW_S + 1)}
+
+    assert pauses.suspended(stored, NOW_S) == stored

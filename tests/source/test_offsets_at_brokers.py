@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from pyspark_rocketmq.errors import BrokerOffsetUnavailable, ConnectFailed, DataLoss
+from pyspark_rocketmq.errors import BrokerOffsetUnavailable, ConnectFailed, DataLoss, OffsetError
 from pyspark_rocketmq.model import MessageQueue
 from pyspark_rocketmq.offsets.broker import BrokerOffsetStore
 from pyspark_rocketmq.options.positions import EARLIEST, LATEST, QueuePositions
@@ -208,3 +208,63 @@ def test_an_offset_that_a_replaced_broker_does_not_have_is_a_gap(fails: str, the
     assert planning.next() is None
     planning.view.bounds[A0] = (0, 35)
     assert planning.next() == then
+
+
+# --- no suspensions in the store ----------------------------------------------------------------------------
+
+
+def test_a_queue_whose_listener_took_nothing_comes_again_after_five_seconds() -> None:
+    """E4, D3: it did not open, or no broker took a failed message back; other queues do not wait for it."""
+    planning = AtBrokers(A0, A1, maxOffsetsPerTrigger="2")
+    assert planning.next() == [(A0, 0, 1), (A1, 0, 1)]
+    planning.commit(A0, 0)
+    planning.commit(A1, 1)
+
+    assert planning.next() == [(A1, 1, 3)]
+    planning.commit(A1, 5)
+    assert planning.next() is None
+    planning.clock.advance(4.9)
+    assert planning.next() is None
+    planning.clock.advance(0.1)
+    assert planning.next() == [(A0, 0, 2)]
+    planning.commit(A0, 1)
+    assert planning.next() == [(A0, 1, 3)]
+
+
+def test_a_drain_does_not_end_before_a_queue_that_stands_still_is_read() -> None:
+    """H4: nor does it take the messages for delivered; in the end it names the queue."""
+    planning = AtBrokers(
+        A0, drainTimeoutMs="20000", consumerGroup="g", offsetStore="broker:", consumeOrderly="false"
+    )
+    planning.planner.prepare_available_now()
+    began_s = planning.clock.monotonic_s()
+    assert planning.next() == [(A0, 0, 5)]
+    assert planning.next() == [(A0, 0, 5)]
+    assert planning.clock.monotonic_s() - began_s == 5.0
+
+    def go_on_in_vain() -> None:
+        while planning.next() == [(A0, 0, 5)]:
+            pass
+
+    with pytest.raises(OffsetError, match=r"no progress for .* queue=0 at offset 0"):
+        go_on_in_vain()
+    planning.commit(A0, 5)
+    assert planning.next() is None
+
+
+def test_an_idle_queue_in_real_time_is_not_suspended() -> None:
+    """E4: its open range stands still because no message came."""
+    planning = AtBrokers(
+        A0,
+        end=0,
+        consumerGroup="g",
+        offsetStore="broker:",
+        consumeOrderly="false",
+        realTime="5 minutes",
+        handOverRanges="true",
+    )
+    for _ in range(2):
+        planning.next()
+        [planned] = offset_to_plan(planning.offset)[1]
+        assert planned.has_open_end
+        assert planned.state.suspended_until_s is None

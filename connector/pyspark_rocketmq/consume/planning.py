@@ -52,6 +52,7 @@ from itertools import pairwise
 from math import ceil, inf
 from typing import Final, NamedTuple
 
+from pyspark_rocketmq.consume.concurrent import SEND_BACK_PAUSE_S
 from pyspark_rocketmq.consume.orderly import LONGEST_SUSPEND_MILLIS
 from pyspark_rocketmq.consume.positions import OffsetGap
 from pyspark_rocketmq.errors import OptionError
@@ -590,6 +591,48 @@ class StallCounter:
         """Remember the ranges that are run, to compare them with the progress they bring."""
         self._last_plan = {planned.queue: planned for planned in ranges}
         self._planned_at_s = now_s
+
+
+class StandstillPauses:
+    """Suspends queues whose last range brought no progress, for a store without suspensions.
+
+    Only the brokers are such a store. Their groups are concurrent, so a listener that has had a message has
+    also committed it. A queue stands still because the listener could not be opened, no broker took a failed
+    message back, or a pull was refused. It is due again after 5 s.
+
+    Call ``suspended()`` with fresh progress before each plan and ``planned()`` with the ranges that are run
+    after it. Times are wall-clock seconds.
+
+    Source: ``ConsumeMessageConcurrentlyService.submitConsumeRequestLater``.
+    """
+
+    def __init__(self) -> None:
+        self._last_plan: dict[MessageQueue, int] = {}
+        """The start of each range that was run."""
+        self._until: dict[MessageQueue, tuple[int, float]] = {}
+        """The next offset at which a queue stands still, and until when it is suspended."""
+
+    def suspended(
+        self, progress: Mapping[MessageQueue, QueueState], now_s: float
+    ) -> dict[MessageQueue, QueueState]:
+        """Return ``progress`` with a suspension for each queue that stands still."""
+        self._until |= {queue: (start, now_s + SEND_BACK_PAUSE_S) for queue, start in self._last_plan.items()}
+        self._last_plan = {}
+        self._until = {
+            queue: (offset, until_s)
+            for queue, (offset, until_s) in self._until.items()
+            if now_s < until_s and queue in progress and progress[queue].next_offset == offset
+        }
+        return {
+            queue: state._replace(suspended_until_s=self._until[queue][1])
+            if queue in self._until and state.suspended_until_s is None
+            else state
+            for queue, state in progress.items()
+        }
+
+    def planned(self, ranges: Iterable[QueueRange]) -> None:
+        """Remember the ranges that are run, to compare them with the progress they bring."""
+        self._last_plan = {planned.queue: planned.start for planned in ranges}
 
 
 def _stands_at(planned: QueueRange, stored: QueueState | None) -> bool:

@@ -15,6 +15,7 @@ from pyspark_rocketmq.consume.planning import (
     LONGEST_LEFT_OUT_S,
     Plan,
     StallCounter,
+    StandstillPauses,
     StuckQueueDetector,
     UncommittedDelivery,
     suspended_until,
@@ -302,6 +303,7 @@ class GroupProgress:
         """The epoch of each queue before a claim that may or may not have been stored."""
         self._stuck = StuckQueueDetector()
         self._stalls = StallCounter()
+        self._pauses = StandstillPauses() if is_at_brokers(store) else None
         self._reader = ThreadPoolExecutor(1, thread_name_prefix="rocketmq-offset-store")
         self._reading: Future[dict[MessageQueue, OffsetRow]] | None = None
         self._rows: dict[MessageQueue, OffsetRow] = {}
@@ -413,9 +415,12 @@ class GroupProgress:
                 row.next_offset > self._first_offsets.setdefault(queue, row.next_offset)
                 for queue, row in progress.items()
             )
-        states = {queue: row.state for queue, row in progress.items()}
-        self._stuck.look(states, snapshot.bounds, self._clock.now_s())
-        return states | {queue: row.state for queue, row in self._at_slaves(rows, snapshot).items()}
+        found = progress | self._at_slaves(rows, snapshot)
+        states = {queue: row.state for queue, row in found.items()}
+        if self._pauses is not None:
+            states = self._pauses.suspended(states, self._clock.now_s())
+        self._stuck.look({queue: states[queue] for queue in progress}, snapshot.bounds, self._clock.now_s())
+        return states
 
     def _claim_unread(
         self, rows: Mapping[MessageQueue, OffsetRow], snapshot: Snapshot
@@ -538,9 +543,12 @@ class GroupProgress:
     ) -> Mapping[MessageQueue, UncommittedDelivery]:
         """Return, by queue, how many messages a listener without autoCommit has had and not committed.
 
-        A queue is left out unless the listener has had its whole range and committed nothing of it.
+        A queue is left out unless the listener has had its whole range and committed nothing of it. If the
+        brokers are the store, there is none: the listener is concurrent.
         """
-        return self._stalls.uncommitted(progress, self._clock.monotonic_s())
+        return (
+            {} if self._pauses is not None else self._stalls.uncommitted(progress, self._clock.monotonic_s())
+        )
 
     def compose(self, previous: Sequence[QueueRange], plan: Plan) -> Sequence[QueueRange]:  # noqa: ARG002
         """Return the new ranges, without queues that have gaps or that this member no longer holds.
@@ -609,6 +617,8 @@ class GroupProgress:
                 self._ownership.reclaim(old.queue)
         # Open ranges cannot stall: their listener gets further messages until it commits.
         ending = [planned for planned in kept if not planned.has_open_end]
+        if self._pauses is not None:
+            self._pauses.planned(ending)
         self._stalls.planned(ending, self._clock.monotonic_s())
         return kept
 
