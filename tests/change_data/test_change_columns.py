@@ -105,10 +105,11 @@ def test_a_changed_key_is_freed_by_the_header_of_its_delete(spark: SparkSession)
     images = ({"op": "c", "after": {"id": 2, "mail": "a"}}, {"op": "d", "before": {"id": 1, "mail": "a"}})
     bodies = [json.dumps({"before": None, "after": None, "source": source} | each) for each in images]
     properties = [{"__debezium.oldkey": '{"id":1}'}, {"__debezium.newkey": '{"id":2}'}]
-    data = [(bytearray(body.encode()), of) for body, of in zip(bodies, properties, strict=True)]
-    df = spark.createDataFrame(data, "body binary, properties map<string, string>")
+    keys = ('{"id":2}', '{"id":1}')
+    data = [(bytearray(body.encode()), *of) for body, *of in zip(bodies, keys, properties, strict=True)]
+    df = spark.createDataFrame(data, "body binary, keys string, properties map<string, string>")
 
-    for columns in (None, ["properties", "body"]):
+    for columns in (None, ["properties", "keys", "body"]):
         changes = rmq.change_columns(df, envelope="debezium", columns=columns, keys=["mail"])
         rows = changes.orderBy("position").collect()
         assert [(row.op, row.position) for row in rows] == [
