@@ -248,6 +248,69 @@ def test_trouble_of_the_transport_never_ends_an_open_range() -> None:
     assert pulls.take() == [0]
 
 
+def test_an_open_range_ends_at_the_first_answer_on_another_connection() -> None:
+    """F4: the broker may have lost the end of its log meanwhile; the next plan compares."""
+    pulls = Pulls()
+    pulls.found(pulls.ask()[0], 3, 3)
+    assert pulls.take() == [0, 1, 2]
+    error = ConnectFailed("broker-a:10911", "refused")
+    for _ in range(100):
+        (held,) = pulls.ask()
+        pulls.answer(held, error)
+        pulls.now_s += 2.0
+    assert pulls.window.ranges[0].failure is None
+    pulls.answer(pulls.ask()[0], SystemBusy(2, "busy", request="PULL_MESSAGE", address="broker-a:10911"))
+    pulls.now_s += 2.0
+    assert pulls.window.ranges[0].failure is None
+    pulls.found(pulls.ask()[0], 4, 9)
+
+    (ended,) = pulls.window.take()
+    assert (offsets_of(ended.chunks), ended.is_last, ended.failure) == ([], True, error)
+    assert pulls.ask() == []
+
+
+def test_an_open_range_ends_on_another_connection_although_no_message_has_come_yet() -> None:
+    """F4: those before the range were compared only with the first answer."""
+    pulls = Pulls()
+    pulls.answer(pulls.ask()[0], nothing(0))
+    pulls.now_s += 2.0
+    pulls.answer(pulls.ask()[0], ConnectFailed("broker-a:10911", "refused"))
+    pulls.now_s += 2.0
+    pulls.answer(pulls.ask()[0], nothing(0))
+
+    assert [each.is_last for each in pulls.window.take()] == [True]
+
+
+def test_an_open_range_ends_when_its_master_is_back_although_a_replica_was_read_meanwhile() -> None:
+    """F4, L3"""
+    pulls = Pulls(wanted(replicas={1: "r"}, replaces_master=True))
+    pulls.answer(pulls.ask()[0], nothing(0))
+    pulls.now_s += 2.0
+    error = ConnectFailed("broker-a:10911", "refused")
+    pulls.answer(pulls.ask()[0], error)
+    brokers = set()
+    while pulls.window.ranges[0].failure is None:
+        for task in pulls.ask():
+            brokers.add(task.broker_id)
+            pulls.answer(task, nothing(0))
+        pulls.now_s += 2.0
+
+    assert brokers == {MASTER_ID, 1}
+    assert pulls.window.ranges[0].failure is error
+
+
+def test_a_reset_that_is_reported_on_another_connection_is_not_lost() -> None:
+    """F5: the broker reports it only once."""
+    pulls = Pulls()
+    pulls.found(pulls.ask()[0], 3, 3)
+    pulls.answer(pulls.ask()[0], ConnectFailed("broker-a:10911", "refused"))
+    pulls.now_s += 2.0
+    pulls.answer(pulls.ask()[0], PullResult(PullStatus.OFFSET_ILLEGAL, 1, 0, 4))
+
+    (ended,) = pulls.window.take()
+    assert isinstance(ended.failure, QueueReset)
+
+
 @pytest.mark.parametrize("error", [ConsumptionForbidden(16, "no", request="PULL", address="a:1")])
 def test_a_refusal_ends_an_open_range(error: RocketMQError) -> None:
     pulls = Pulls()

@@ -23,11 +23,13 @@ from pyspark_rocketmq.errors import ConnectFailed, OptionError
 from pyspark_rocketmq.model import OPEN_END, MessageQueue, QueueRange
 from pyspark_rocketmq.source import fetcher as fetcher_module
 from pyspark_rocketmq.source.fetcher import Fetcher
+from pyspark_rocketmq.source.range_arrivals import RangeArrivals
 from pyspark_rocketmq.source.ranges import QueuePartition
+from pyspark_rocketmq.source.schema import Arrival, EndReason
 from pyspark_rocketmq.wire.codes import PullSysFlag, ResponseCode
 from pyspark_rocketmq.wire.command import RemotingCommand
 from pyspark_rocketmq.wire.messages import decode_messages
-from tests.helpers.partitions import partition_of
+from tests.helpers.partitions import changed, partition_of
 from tests.helpers.scripted_server import Peer, ScriptedServer
 from tests.helpers.wait import PATIENCE_S, wait_until
 from tests.source.conftest import Topics
@@ -440,6 +442,28 @@ def test_a_restarted_broker_has_lost_the_held_pulls_and_gets_them_again(sim: Sim
     arrivals.close()
 
     assert found == [(0, 0), (0, 1)]
+
+
+def test_an_open_range_of_a_group_is_planned_again_where_its_broker_is_restarted(sim: SimCluster) -> None:
+    """F4: a broker that lost the end of its log stores other messages at offsets that were read."""
+    topics = Topics(sim)
+    topic = topics.make(1)
+    partitions = [changed(each, is_group_read=True) for each in open_partitions(topics, topic)]
+    arrivals = RangeArrivals(partitions).arrivals(within_s=0.02)
+    found: list[Arrival] = []
+    while not any(each.messages for each in found):
+        found += next(arrivals)
+    sim.stop_broker("broker-a")
+    for _ in range(3):
+        assert next(arrivals) == []
+    sim.start_broker("broker-a")
+    topics.put(topic, 0, 1)
+    found += [each for some in arrivals for each in some]
+
+    assert sum(len(messages) for each in found for messages in each.messages) == 1
+    end = found[-1].end
+    assert end is not None
+    assert (end.reason, end.planned.end) == (EndReason.EARLY, 1)
 
 
 @pytest.fixture

@@ -31,7 +31,10 @@ ends:
    that counts as no error.
 9. Messages that arrive at the queue's end are handed out immediately. While a range is behind, its messages
    are gathered as in any other range, to be decoded fast.
-10. Retryable errors never end such a range; the task's other ranges go on meanwhile.
+10. Retryable errors do not end such a range, however long they last; the task's other ranges go on meanwhile.
+    If the connection to the master has broken, the range ends at the master's next answer: the broker may
+    have lost the end of its log, and store other messages at offsets that were read. The next plan begins
+    with the last message that was consumed, and so compares the logs.
 
 :mod:`~pyspark_rocketmq.consume.slave_reads` decides which broker of a name is asked. Times are seconds of one
 monotonic clock, passed in. Not thread-safe, except ``RangeWindow.stop``.
@@ -230,6 +233,10 @@ class RangeWindow:
         """Whether the broker has reported a reset since the last success."""
         self._has_masters_messages = False
         """Whether any message came from the master, whose log may be longer than its replicas'."""
+        self._has_met_master = False
+        """Whether the master has answered a pull."""
+        self._broke: TransportError | None = None
+        """Error with which the connection to the master broke after an answer to an open range (rule 10)."""
 
     @property
     def broker_id(self) -> int:
@@ -325,10 +332,23 @@ class RangeWindow:
             ValueError: If the pull was reported already.
         """
         self.has_held_pull = False
-        asked = task.queue_offset
         if isinstance(outcome, RocketMQError):
             self._refuse(task, outcome, now_s)
-        elif self._has_open_end and self._meets_end(task, outcome):
+        elif self._is_to_be_compared(task, outcome):
+            self.segments.lost(task.segment_id)
+            self.failure = self._broke
+        else:
+            self._has_met_master |= self._is_to_master(task)
+            self._judge(task, outcome, now_s)
+
+    def _is_to_be_compared(self, task: PullTask, outcome: PullResult) -> bool:
+        # A reset, which a broker reports only once, and a log that ends earlier are acted on as usual.
+        is_first = self._broke is not None and self._is_to_master(task)
+        return is_first and outcome.status is not PullStatus.OFFSET_ILLEGAL
+
+    def _judge(self, task: PullTask, outcome: PullResult, now_s: float) -> None:
+        asked = task.queue_offset
+        if self._has_open_end and self._meets_end(task, outcome):
             self._wait_on(task, outcome, now_s)
         elif outcome.next_begin_offset > asked and (
             outcome.status is PullStatus.FOUND or self._passes_over(task, outcome)
@@ -398,6 +418,8 @@ class RangeWindow:
         """
         self.has_held_pull = False
         self.segments.lost(task.segment_id)
+        if isinstance(error, TransportError) and self._is_to_master(task) and self._compares_again:
+            self._broke = error
         if self._replica.disappointed(task.broker_id, now_s):
             text = "replica %d did not serve, back to the master %s: %s"
             self._log(INFO, text, task.broker_id, self._of.planned.queue, error)
@@ -405,6 +427,11 @@ class RangeWindow:
             self._go_on_at_replica(error)
         elif error is not None:
             self._troubles.append(error)
+
+    @property
+    def _compares_again(self) -> bool:
+        """Whether the range's log must be compared again when the connection to the master has broken."""
+        return self._has_open_end and self._settings.is_group_read and self._has_met_master
 
     def _go_on_at_replica(self, error: TransportError) -> None:
         """Pull from a replica; but end a group's range if the replica may lack messages that were read.
