@@ -44,9 +44,9 @@ def send(client: BrokerClient, address: str, queue: MessageQueue, numbers: range
     client.send_batch(address, batch, SendSettings(producer_group="tests"))
 
 
-def open_range(queue: MessageQueue, address: str) -> QueuePartition:
+def open_range(queue: MessageQueue, address: str, start: int = 0) -> QueuePartition:
     return partition_of(
-        QueueRange.between(queue, 0, OPEN_END),
+        QueueRange.between(queue, start, OPEN_END),
         address,
         consumer_group="readers",
         is_group_read=True,
@@ -70,6 +70,16 @@ class Reader:
             for each in next(self._arrivals):
                 assert each.end is None
                 self.found[each.queue.queue_id] += offsets_of(each)
+
+    def read_to_ends(self) -> dict[int, int]:
+        """Return where the ranges ended, by queue id."""
+        ends: dict[int, int] = {}
+        for arrivals in self._arrivals:
+            for each in arrivals:
+                self.found[each.queue.queue_id] += offsets_of(each)
+                if each.end is not None:
+                    ends[each.queue.queue_id] = each.end.planned.end
+        return ends
 
     def close(self) -> None:
         self._ranges.end()
@@ -119,18 +129,21 @@ def test_a_filter_ends_the_wait_only_for_its_messages(
     reader.close()
 
 
-def test_a_broker_that_is_started_again_holds_the_pulls_again(
+def test_a_broker_that_is_started_again_ends_the_ranges_and_the_next_ones_have_the_rest(
     cluster: ClusterUnderTest, client: BrokerClient, address: str, queues: list[MessageQueue]
 ) -> None:
-    """A2: nothing is lost or doubled, and the range does not end."""
+    """F4: nothing is lost or doubled, and the next ranges begin with a comparison of the logs."""
     reader = Reader([open_range(queue, address) for queue in queues])
     expected = {queue_id: list(range(BEFORE)) for queue_id in range(QUEUES)}
     reader.read_until(expected)
     cluster.stop_broker("broker-a")
     cluster.start_broker("broker-a")
     await_readable(client, address, queues[0], BEFORE)
-    send(client, address, queues[0], range(3))
+    for queue in queues:
+        send(client, address, queue, range(3))
 
-    expected[0] = list(range(BEFORE + 3))
-    reader.read_until(expected)
-    reader.close()
+    assert reader.read_to_ends() == dict.fromkeys(range(QUEUES), BEFORE)
+    assert reader.found == expected
+    again = Reader([open_range(queue, address, BEFORE) for queue in queues])
+    again.read_until({queue_id: list(range(BEFORE, BEFORE + 3)) for queue_id in range(QUEUES)})
+    again.close()
