@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
 from pyspark_rocketmq.client.broker import BrokerClient
-from pyspark_rocketmq.client.cluster import Cluster, at_brokers, outcomes_at_queues
+from pyspark_rocketmq.client.cluster import Cluster, at_brokers, by_broker, outcomes_at_queues
 from pyspark_rocketmq.client.pool import ChannelPool
 from pyspark_rocketmq.clock import Clock
 from pyspark_rocketmq.consume.not_now import REFUSED_PAUSE_S, Rests
@@ -145,9 +145,7 @@ class MessageLookup:
         is not asked again for 3 s, in which its error stays the same object.
         Source: ``RouteInfoManager.pickupTopicRouteData``.
         """
-        of_broker: dict[str, list[MessageQueue]] = {}
-        for queue in sorted(queues):
-            of_broker.setdefault(queue.broker_name, []).append(queue)
+        of_broker = by_broker(queues)
         troubles = at_brokers(of_broker.keys(), lambda name: self._trouble(name, addresses[name]))
         return {
             queue: trouble
