@@ -42,8 +42,27 @@ _LATE_S: Final = 30.0
 
 SILENT_TIMEOUT_S: Final = 1.0
 """Short time-out for a broker that did not answer lately, in seconds, so that batches hardly wait for it."""
-SILENT_S: Final = 30.0
+_SILENT_S: Final = 30.0
 """How long a broker that did not answer gets only ``SILENT_TIMEOUT_S``, in seconds."""
+
+
+class SilentBrokers:
+    """Names of brokers that get only ``SILENT_TIMEOUT_S``, because they did not answer in the last 30 s."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._until_s: dict[str, float] = {}
+
+    def __contains__(self, name: str) -> bool:
+        return self._clock.monotonic_s() < self._until_s.get(name, 0.0)
+
+    def add(self, name: str) -> None:
+        """Note that a broker did not answer a call that had its whole time."""
+        self._until_s[name] = self._clock.monotonic_s() + _SILENT_S
+
+    def discard(self, name: str) -> None:
+        """Note that a broker has answered."""
+        self._until_s.pop(name, None)
 
 
 @dataclass(frozen=True, slots=True)

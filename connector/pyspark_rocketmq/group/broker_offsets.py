@@ -18,10 +18,10 @@ from typing import Final, Protocol, TypeVar
 
 from pyspark_rocketmq.client.broker import BrokerClient
 from pyspark_rocketmq.client.cluster import (
-    SILENT_S,
     SILENT_TIMEOUT_S,
     Cluster,
     Routes,
+    SilentBrokers,
     TopicRoutes,
     at_brokers,
     at_queues,
@@ -317,8 +317,7 @@ class RemoteGroup:
         self._clock = clock or SystemClock()
         self._threads = threading.local()
         self._zeros: set[MessageQueue] = set()
-        self._silent_until_s: dict[str, float] = {}
-        """Until when brokers that did not answer are called with the short time-out, by broker name."""
+        self._silent = SilentBrokers(self._clock)
 
     @property
     def consumer_group(self) -> str:
@@ -395,7 +394,7 @@ class RemoteGroup:
                     f"The offsets of group {self.consumer_group} cannot be reached at {name}: no route names "
                     "a master there. Start this broker; its queues wait until then."
                 )
-            is_silent = self._clock.monotonic_s() < self._silent_until_s.get(name, 0.0)
+            is_silent = name in self._silent
             at_most_s = SILENT_TIMEOUT_S if is_silent else math.inf
             brokers = Cluster.of(self._options, self._clock, at_most_s=at_most_s).brokers()
             assert self._options.consumer_group is not None
@@ -403,9 +402,9 @@ class RemoteGroup:
                 answer = ask(RemoteBrokerOffsets(self._options.consumer_group, brokers, self._zeros), some)
             except BrokerOffsetUnavailable as error:
                 if isinstance(error.__cause__, TransportError) and not is_silent:
-                    self._silent_until_s[name] = self._clock.monotonic_s() + SILENT_S
+                    self._silent.add(name)
                 raise
-            self._silent_until_s.pop(name, None)
+            self._silent.discard(name)
             return answer
 
         answers, failed = at_each_broker(queues, ask_one)

@@ -13,10 +13,10 @@ from typing import Final, NamedTuple
 
 from pyspark_rocketmq.client.broker import BrokerClient
 from pyspark_rocketmq.client.cluster import (
-    SILENT_S,
     SILENT_TIMEOUT_S,
     Cluster,
     Routes,
+    SilentBrokers,
     acting_masters,
     at_brokers,
     subscription_data,
@@ -156,8 +156,7 @@ class ClusterView:
         )
         self._brokers = cluster.brokers()
         self._briefly = cluster.brokers(at_most_s=SILENT_TIMEOUT_S)
-        self._silent_until_s: dict[str, float] = {}
-        """Until when brokers that timed out are called with the short timeout, by broker name."""
+        self._silent = SilentBrokers(clock)
         self._vanished = VanishedQueues(name_server, self._brokers, clock, self._timeout_s)
         self._group = options.consumer_group or PLAIN_SOURCE_GROUP
         self._accepted: set[tuple[BrokerAddress, str]] = set()
@@ -479,7 +478,7 @@ class ClusterView:
         """
         bounds: dict[MessageQueue, QueueBounds] = {}
         failures: dict[str, RocketMQError | None] = {}
-        is_silent = self._clock.monotonic_s() < self._silent_until_s.get(name, 0.0)
+        is_silent = name in self._silent
         brokers = self._briefly if is_silent else self._brokers
         for topic, wanted in queues.items():
             try:
@@ -491,10 +490,10 @@ class ClusterView:
                 failures[topic] = error
                 if isinstance(error, TransportError):
                     if not is_silent and not isinstance(error, WrongBroker):
-                        self._silent_until_s[name] = self._clock.monotonic_s() + SILENT_S
+                        self._silent.add(name)
                     return {}, failures
         if queues:
-            self._silent_until_s.pop(name, None)
+            self._silent.discard(name)
         return bounds, failures
 
     def _may_pass(self, error: RocketMQError, broker_name: str, topic: str) -> bool:

@@ -352,7 +352,7 @@ def test_what_others_commit_while_a_batch_runs_does_not_stop_spark_s_writer(
 
 
 class ConcurrentWriteException(PySparkException):
-    """As delta-spark's Python names the error; it has a message of its own."""
+    """The error as delta-spark's Python names it, with a message of its own."""
 
 
 _REFUSALS = {
