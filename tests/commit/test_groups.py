@@ -21,7 +21,7 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
 
-from pyspark_rocketmq.commit.pipeline import BatchReport, GroupResult, OpenBatch, PartCommitter
+from pyspark_rocketmq.commit.pipeline import BatchReport, BatchUnderCommit, GroupResult, PartCommitter
 from pyspark_rocketmq.commit.recovery import note_sink_ahead
 from pyspark_rocketmq.consume.metrics import ConsumeMetrics
 from pyspark_rocketmq.consume.part import Group, Part, QueueAck
@@ -138,7 +138,7 @@ class Driver:
             clock=FakeClock(),
             keeps_others=keeps_others,
         )
-        self.batch: OpenBatch = self.committer.begin("query", batch_id)
+        self.batch: BatchUnderCommit = self.committer.begin("query", batch_id)
         self._numbers = count()
         self._task = self.batch.writer.begin_task() if isinstance(self.batch.writer, CommitsInTask) else None
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Mapping, Sequence
 from typing import Any
 
-from pyspark_rocketmq.commit.pipeline import BatchReport, GroupResult, OpenBatch, PartCommitter
+from pyspark_rocketmq.commit.pipeline import BatchReport, BatchUnderCommit, GroupResult, PartCommitter
 from pyspark_rocketmq.consume.part import Group, Part, QueueAck
 from pyspark_rocketmq.model import MessageQueue, QueueState
 from pyspark_rocketmq.offsets.broker import BrokerOffsetStore
@@ -63,7 +63,7 @@ class Query:
             mirror=None,
             clock=clock,
         )
-        self.batch: OpenBatch = self.committer.begin("query", 3)
+        self.batch: BatchUnderCommit = self.committer.begin("query", 3)
 
     def offsets(self) -> dict[MessageQueue, int]:
         return {queue: row.next_offset for queue, row in self.store.read(GROUP).items()}
@@ -140,7 +140,7 @@ def test_without_parts_nothing_is_committed_or_reported() -> None:
 
 def test_a_batch_without_a_sink_commits_only_offsets() -> None:
     query = Query()
-    batch = OpenBatch("query", 3, sink=None)
+    batch = BatchUnderCommit("query", 3, sink=None)
 
     query.committer.commit_group(Group((part("one", A),)), batch)
 

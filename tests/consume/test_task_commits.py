@@ -6,21 +6,21 @@ from math import inf
 
 import pytest
 
-from pyspark_rocketmq.consume.task_commits import LONGEST_WAIT_S, TaskCommits
+from pyspark_rocketmq.consume.task_commits import LONGEST_WAIT_S, CommitTimes
 
 
 @pytest.fixture
-def commits() -> TaskCommits:
-    return TaskCommits()
+def commits() -> CommitTimes:
+    return CommitTimes()
 
 
-def test_nothing_is_committed_while_nothing_is_settled(commits: TaskCommits) -> None:
+def test_nothing_is_committed_while_nothing_is_settled(commits: CommitTimes) -> None:
     """I6: an idle task asks its database nothing."""
     assert not commits.rests(1.0)
     assert commits.due_s == inf
 
 
-def test_a_busy_task_commits_a_while_after_the_first_settled_message(commits: TaskCommits) -> None:
+def test_a_busy_task_commits_a_while_after_the_first_settled_message(commits: CommitTimes) -> None:
     """I6: later ones do not put it off."""
     assert commits.settled(1.0)
     assert not commits.settled(1.004)
@@ -28,7 +28,7 @@ def test_a_busy_task_commits_a_while_after_the_first_settled_message(commits: Ta
     assert commits.due_s == 1.0 + LONGEST_WAIT_S
 
 
-def test_a_task_with_nothing_to_deliver_commits_immediately(commits: TaskCommits) -> None:
+def test_a_task_with_nothing_to_deliver_commits_immediately(commits: CommitTimes) -> None:
     """I6"""
     commits.settled(1.0)
 
@@ -38,7 +38,7 @@ def test_a_task_with_nothing_to_deliver_commits_immediately(commits: TaskCommits
     assert commits.due_s == 1.001
 
 
-def test_a_commit_that_is_overdue_is_not_put_off(commits: TaskCommits) -> None:
+def test_a_commit_that_is_overdue_is_not_put_off(commits: CommitTimes) -> None:
     """I6: the one before took long, and the task comes to rest after it."""
     commits.settled(1.0)
 
@@ -46,7 +46,7 @@ def test_a_commit_that_is_overdue_is_not_put_off(commits: TaskCommits) -> None:
     assert commits.due_s == 1.0 + LONGEST_WAIT_S
 
 
-def test_what_is_settled_while_a_commit_runs_is_in_the_next_one(commits: TaskCommits) -> None:
+def test_what_is_settled_while_a_commit_runs_is_in_the_next_one(commits: CommitTimes) -> None:
     """I6"""
     commits.settled(1.0)
     commits.begins()

@@ -6,11 +6,11 @@ import random
 
 import pytest
 
-from pyspark_rocketmq.consume.task_cuts import TaskCuts
+from pyspark_rocketmq.consume.task_cuts import CutTimes
 
 
 def test_a_task_reports_once_per_cut_that_it_is_dirty() -> None:
-    cuts = TaskCuts()
+    cuts = CutTimes()
     assert [cuts.settled() for _ in range(3)] == [True, False, False]
     assert cuts.cut_wanted()
     assert cuts.cut_begins()
@@ -18,7 +18,7 @@ def test_a_task_reports_once_per_cut_that_it_is_dirty() -> None:
 
 
 def test_a_clean_task_has_nothing_to_cut() -> None:
-    cuts = TaskCuts()
+    cuts = CutTimes()
     assert not cuts.cut_wanted()
     assert cuts.settled()
     assert cuts.cut_wanted()
@@ -28,7 +28,7 @@ def test_a_clean_task_has_nothing_to_cut() -> None:
 
 def test_a_task_that_settles_something_before_the_cut_begins_reports_it_again() -> None:
     """It is not known whether the cut will take it, and the driver has forgotten the report before."""
-    cuts = TaskCuts()
+    cuts = CutTimes()
     assert cuts.settled()
     assert cuts.cut_wanted()
     assert cuts.settled()
@@ -38,7 +38,7 @@ def test_a_task_that_settles_something_before_the_cut_begins_reports_it_again() 
 
 def test_a_task_with_two_parts_that_are_not_committed_makes_no_cut() -> None:
     """H1: its rows wait, in bounded memory."""
-    cuts = TaskCuts()
+    cuts = CutTimes()
     cuts.sent("one")
     assert cuts.settled()
     cuts.sent("two")
@@ -52,14 +52,14 @@ def test_a_task_with_two_parts_that_are_not_committed_makes_no_cut() -> None:
 
 
 def test_a_task_that_has_become_clean_reports_nothing_when_a_part_is_committed() -> None:
-    cuts = TaskCuts()
+    cuts = CutTimes()
     cuts.sent("one")
     cuts.sent("two")
     assert not cuts.over({"one", "unknown"})
 
 
 def test_a_part_that_is_sent_before_a_wanted_cut_begins_may_put_it_off() -> None:
-    cuts = TaskCuts()
+    cuts = CutTimes()
     cuts.sent("one")
     assert cuts.settled()
     assert cuts.cut_wanted()
@@ -70,7 +70,7 @@ def test_a_part_that_is_sent_before_a_wanted_cut_begins_may_put_it_off() -> None
 
 
 def test_parts_are_in_doubt_until_the_driver_has_them() -> None:
-    cuts = TaskCuts()
+    cuts = CutTimes()
     for part_id in ("b", "a", "c"):
         cuts.sent(part_id)
     cuts.taken("a")
@@ -82,7 +82,7 @@ def test_parts_are_in_doubt_until_the_driver_has_them() -> None:
 def test_whatever_happens_nothing_that_is_settled_stays_without_a_report(seed: int) -> None:
     """A driver that asks whenever it was reported to since it asked before gets everything."""
     draw = random.Random(seed)
-    cuts, number = TaskCuts(), 0
+    cuts, number = CutTimes(), 0
     waiting = is_dirty = is_cutting = False
     parts: list[str] = []
     for _ in range(300):
@@ -105,7 +105,7 @@ def test_whatever_happens_nothing_that_is_settled_stays_without_a_report(seed: i
 
 
 def test_on_another_connection_the_answer_has_what_is_known_of_the_parts() -> None:
-    cuts = TaskCuts()
+    cuts = CutTimes()
     for part_id in ("one", "two", "three"):
         cuts.sent(part_id)
     assert not cuts.settled()
@@ -119,21 +119,21 @@ def test_on_another_connection_the_answer_has_what_is_known_of_the_parts() -> No
 
 
 def test_on_another_connection_a_dirty_task_reports_that_again() -> None:
-    cuts = TaskCuts()
+    cuts = CutTimes()
     assert cuts.settled()
     assert cuts.resumed((), ())
     assert not cuts.settled()
 
 
 def test_on_another_connection_a_clean_task_reports_nothing() -> None:
-    cuts = TaskCuts()
+    cuts = CutTimes()
     assert not cuts.resumed((), ())
     assert cuts.settled()
 
 
 def test_a_task_cuts_by_itself_once_its_rows_have_a_size_and_holds_until_then() -> None:
     """H1: rows that travel within the parts."""
-    cuts = TaskCuts()
+    cuts = CutTimes()
     cuts.limit_rows(100)
     cuts.rows_grew(99)
     assert (cuts.is_held, cuts.cuts_itself()) == (False, False)
@@ -148,7 +148,7 @@ def test_a_task_cuts_by_itself_once_its_rows_have_a_size_and_holds_until_then() 
 
 def test_a_task_with_two_parts_that_are_not_committed_holds_its_rows() -> None:
     """H1"""
-    cuts = TaskCuts()
+    cuts = CutTimes()
     cuts.limit_rows(100)
     cuts.sent("one")
     cuts.sent("two")
@@ -160,7 +160,7 @@ def test_a_task_with_two_parts_that_are_not_committed_holds_its_rows() -> None:
 
 
 def test_a_cut_of_its_own_that_finds_two_parts_is_wanted_again_after_a_commit() -> None:
-    cuts = TaskCuts()
+    cuts = CutTimes()
     cuts.limit_rows(100)
     cuts.rows_grew(150)
     assert cuts.cuts_itself()
@@ -175,6 +175,6 @@ def test_a_cut_of_its_own_that_finds_two_parts_is_wanted_again_after_a_commit() 
 
 
 def test_rows_in_files_are_not_bounded() -> None:
-    cuts = TaskCuts()
+    cuts = CutTimes()
     cuts.rows_grew(1 << 40)
     assert (cuts.is_held, cuts.cuts_itself()) == (False, False)

@@ -188,7 +188,7 @@ class Schedule:
             self.cut()
             if run.finished not in {None, OrderlyFinish.SUSPENDED}:
                 break
-            self.now_s += run.pause_s()
+            self.now_s += run.pause_left_s()
         while not self.has_ended:
             self.arrive_once(len(self.coming), True)
         run.stop()

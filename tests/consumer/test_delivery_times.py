@@ -112,7 +112,7 @@ def test_a_message_counts_once_with_the_delivery_that_passed_it(
     run.consume()
     cut = run.cut()
     assert cut is not None
-    clock.advance(run.pause_s())
+    clock.advance(run.pause_left_s())
     run.consume()
     last = run.last()
 

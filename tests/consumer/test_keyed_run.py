@@ -128,7 +128,7 @@ class Consumer:
             self.cut()
             if run.finished not in {None, OrderlyFinish.SUSPENDED}:
                 break
-            self.now_s += run.pause_s()
+            self.now_s += run.pause_left_s()
         run.stop()
         self._take(run.last(whole))
 
@@ -314,7 +314,7 @@ def test_rows_above_a_suspended_key_do_not_leave() -> None:
     state = taken.ack.state
     assert (state.next_offset, state.reconsume_times, state.suspended_until_s) == (1, 1, 151.0)
     assert (taken.ack.consumed, taken.ack.failed, taken.ack.finished) == (1, 1, "SUSPENDED")
-    assert (run.finished, run.leads, run.pause_s()) == (OrderlyFinish.SUSPENDED, True, 1.0)
+    assert (run.finished, run.leads, run.pause_left_s()) == (OrderlyFinish.SUSPENDED, True, 1.0)
 
 
 def test_a_run_that_is_given_up_commits_what_is_below_its_lowest_unfinished_message() -> None:

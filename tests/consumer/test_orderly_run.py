@@ -225,7 +225,7 @@ def test_a_queue_waits_from_the_moment_on_at_which_its_listener_failed() -> None
     run = run_of(listener, now_s=clock.monotonic_s)
     run.consume()
 
-    assert run.pause_s() == pytest.approx(1.0)
+    assert run.pause_left_s() == pytest.approx(1.0)
     assert run.ack().metrics.call_ms == pytest.approx(10_000.0)
 
 

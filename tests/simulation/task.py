@@ -1,6 +1,6 @@
 """A task of the simulation: one thread that calls the listener, one that cuts, one connection to the driver.
 
-``TaskControl``, ``TaskCuts`` and ``Reconnecting`` are the real ones, and so is the orderly machine. The
+``TaskControl``, ``CutTimes`` and ``Reconnecting`` are the real ones, and so is the orderly machine. The
 task around them does what the engines and ``TaskParts`` do: it looks at the driver's instructions before each
 call, cuts, hands over, and fails if it does not know whether the driver has a part::
 

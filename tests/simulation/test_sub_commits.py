@@ -21,7 +21,7 @@ import pytest
 from pyspark_rocketmq.consume.cuts import Action, Answer, CommitGroup, Cuts, EndTasks, Place, _Task
 from pyspark_rocketmq.consume.offset_pace import OffsetPace
 from pyspark_rocketmq.consume.part import QueueAck
-from pyspark_rocketmq.consume.task_cuts import TaskCuts
+from pyspark_rocketmq.consume.task_cuts import CutTimes
 from pyspark_rocketmq.hub import state
 from pyspark_rocketmq.hub.messages import EndSoon, TaskBegins, TaskMayGoOn, TaskResumes
 from pyspark_rocketmq.hub.state import HubState, Send
@@ -326,11 +326,11 @@ class CutsAlways(TaskControl):
         self._cuts = _NeverFull()
 
 
-class _NeverFull(TaskCuts):
+class _NeverFull(CutTimes):
     _is_full = False
 
 
-class _DirtyOnce(TaskCuts):
+class _DirtyOnce(CutTimes):
     def resumed(self, known: Collection[str], uncommitted: Collection[str]) -> bool:
         was_reported = self._is_reported
         super().resumed(known, uncommitted)

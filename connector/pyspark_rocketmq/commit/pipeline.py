@@ -160,7 +160,7 @@ class _SinkSide(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class OpenBatch:
+class BatchUnderCommit:
     """A micro-batch whose parts are being committed."""
 
     query_id: str
@@ -238,7 +238,7 @@ class PartCommitter:
         self._counted: tuple[str, dict[MessageQueue, MetricsSnapshot]] = ("", {})
         """Id of the newest group, and by queue the statistics that count it already."""
 
-    def begin(self, query_id: str, batch_id: int) -> OpenBatch:
+    def begin(self, query_id: str, batch_id: int) -> BatchUnderCommit:
         """Begin a batch before its job: read the offset rows, begin the sink's batch, and compare the two.
 
         Raises:
@@ -254,7 +254,7 @@ class PartCommitter:
         if self._sink is not None:
             begun = self._begin(self._sink, rows)
             sink = _SinkSide(begun, _fenced(begun.task_writer(), rows, begun.standings))
-        return OpenBatch(query_id, batch_id, sink)
+        return BatchUnderCommit(query_id, batch_id, sink)
 
     def await_shown(self, accepted: Sequence[QueueCommit]) -> None:
         """Wait until the brokers have the offsets, for at most 2 s; the next owner may be a Java member.
@@ -271,7 +271,7 @@ class PartCommitter:
             )
 
     def commit_group(
-        self, group: Group, batch: OpenBatch, *, stores_offsets: bool = True, is_ahead: bool = False
+        self, group: Group, batch: BatchUnderCommit, *, stores_offsets: bool = True, is_ahead: bool = False
     ) -> GroupResult:
         """Commit a group's parts, except those with a queue that was claimed, reset or refused meanwhile.
 
@@ -308,7 +308,7 @@ class PartCommitter:
                     )
             raise
 
-    def store_offsets(self, batch: OpenBatch, *, is_ahead: bool = False) -> GroupResult:
+    def store_offsets(self, batch: BatchUnderCommit, *, is_ahead: bool = False) -> GroupResult:
         """Store the offsets that wait although their rows are committed.
 
         ``is_ahead``: whether the batch's job is still running; for the report.
@@ -336,7 +336,7 @@ class PartCommitter:
         return begun
 
     def _commit_group(
-        self, group: Group, batch: OpenBatch, *, stores_offsets: bool, is_ahead: bool
+        self, group: Group, batch: BatchUnderCommit, *, stores_offsets: bool, is_ahead: bool
     ) -> GroupResult:
         check_chains(group.parts)
         version = None
@@ -376,7 +376,7 @@ class PartCommitter:
         self._notify(report)
         return GroupResult(result.accepted, refused | lost, took_s)
 
-    def _add_waiting(self, group_id: str, acks: Sequence[QueueAck], batch: OpenBatch) -> None:
+    def _add_waiting(self, group_id: str, acks: Sequence[QueueAck], batch: BatchUnderCommit) -> None:
         now_s, sinks = self._clock.now_s(), batch.sinks
         for ack in acks:
             commit = self._commit_of(group_id, ack, sinks, now_s)
@@ -387,7 +387,7 @@ class PartCommitter:
             batch.waiting[ack.queue] = commit
             batch.committed.add(ack.queue)
 
-    def _store_waiting(self, batch: OpenBatch) -> tuple[CommitResult, float]:
+    def _store_waiting(self, batch: BatchUnderCommit) -> tuple[CommitResult, float]:
         """Store the offsets that wait; return the result, and how long it took in seconds."""
         commits = [batch.waiting[queue] for queue in sorted(batch.waiting)]
         if not commits:
@@ -633,7 +633,7 @@ class PartCommitter:
                     "batch listener failed, nothing is undone group=%s batch=%d", self._group, report.batch_id
                 )
 
-    def _report_refused(self, result: CommitResult, batch: OpenBatch, *, is_ahead: bool) -> None:
+    def _report_refused(self, result: CommitResult, batch: BatchUnderCommit, *, is_ahead: bool) -> None:
         """Log the refused offsets of a commit that has added no rows, and report them to batch listeners."""
         self._log_refused(result)
         if result.refused:

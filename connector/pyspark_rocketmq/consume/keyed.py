@@ -151,7 +151,7 @@ class _Lane(OrderlyConsumption):
         places = range(self._next, self._stop)
         return self.sent_back([place for place in places if self.index_at(place) in stored], now_s)
 
-    def drop_committed(self) -> None:
+    def forget_committed(self) -> None:
         """Free the memory of committed messages when there are many."""
         if self.committed - self._dropped > MOST_AHEAD:
             del self._indexes[: self.committed - self._dropped]
@@ -490,7 +490,7 @@ class KeyedConsumption:
             done += 1
         self.committed = done
         self._is_probing = self._is_probing and not done
-        lane.drop_committed()
+        lane.forget_committed()
         if done - self._dropped > MOST_AHEAD:
             del self._keys[: done - self._dropped]
             self._dropped = done

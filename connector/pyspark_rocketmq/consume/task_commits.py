@@ -28,7 +28,7 @@ LONGEST_WAIT_S: Final = 0.005
 """How long the first settled message (done, with its rows) waits for others, in seconds."""
 
 
-class TaskCommits:
+class CommitTimes:
     """Decides when one task begins its next commit.
 
     A commit takes what the task's ranges have *settled*: messages that are done, with their rows. This class

@@ -35,7 +35,7 @@ _MOST_OPEN: Final = 2
 """Number of uncommitted parts with which a task makes no further cut."""
 
 
-class TaskCuts:
+class CutTimes:
     """Decides when one task reports results to commit, and when it sends them.
 
     A *cut* sends what is *settled* (done, with its rows) as a *part*. A task that has settled something since

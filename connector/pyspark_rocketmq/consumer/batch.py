@@ -20,7 +20,7 @@ from typing import NamedTuple
 from pyspark.sql import DataFrame
 
 from pyspark_rocketmq.clock import Clock, SystemClock
-from pyspark_rocketmq.commit.pipeline import BatchListener, Mirror, OpenBatch, PartCommitter
+from pyspark_rocketmq.commit.pipeline import BatchListener, BatchUnderCommit, Mirror, PartCommitter
 from pyspark_rocketmq.consume.part import Group, Part
 from pyspark_rocketmq.consumer.engine.task import RESULT_COLUMNS, BatchTask, Engine
 from pyspark_rocketmq.hub.driver_end import BatchEnd, Committed, DriverControl
@@ -125,23 +125,23 @@ class BatchRunner:
         """
         query_id = self._query_id()
         self._before_batch()
-        open_batch = self._parts.begin(query_id, batch_id)
+        under_commit = self._parts.begin(query_id, batch_id)
         try:
-            self._evaluate(batch, open_batch)
+            self._evaluate(batch, under_commit)
         except BaseException:
             if self._hub is not None:
                 self._hub.failed()
             raise
 
-    def _evaluate(self, batch: DataFrame, open_batch: OpenBatch) -> None:
-        end = self._run(batch, open_batch)
+    def _evaluate(self, batch: DataFrame, under_commit: BatchUnderCommit) -> None:
+        end = self._run(batch, under_commit)
         if end.rest is not None:
-            self._commit(Commit(end.rest), open_batch)
+            self._commit(Commit(end.rest), under_commit)
         if self._hub is not None:
             committed = tuple(self._committed.values())
             self._hub.over(end.plan, lambda: self._parts.await_shown(committed))
 
-    def _run(self, batch: DataFrame, open_batch: OpenBatch) -> BatchEnd:
+    def _run(self, batch: DataFrame, under_commit: BatchUnderCommit) -> BatchEnd:
         """Evaluate the batch; return the results that are still to be committed.
 
         Parts of the results that tasks hand over meanwhile are committed by another thread, before this
@@ -151,19 +151,19 @@ class BatchRunner:
         terms = None
         if self._hub is not None:
             terms = self._hub.begin(
-                open_batch.batch_id, lambda commit: self._commit_ahead(commit, open_batch)
+                under_commit.batch_id, lambda commit: self._commit_ahead(commit, under_commit)
             )
         if self._hub is None or terms is None:
-            job = run_job(batch, open_batch.writer, self._engine)
+            job = run_job(batch, under_commit.writer, self._engine)
             return BatchEnd(rest=Group(tuple(job.parts)) if job.parts else None)
         try:
-            job = run_job(batch, open_batch.writer, self._engine, terms)
+            job = run_job(batch, under_commit.writer, self._engine, terms)
         except BaseException:
             self._hub.cut_short()
             raise
         return self._hub.end(job.parts, could_ask=job.could_ask)
 
-    def _commit_ahead(self, commit: Commit, open_batch: OpenBatch) -> Committed:
+    def _commit_ahead(self, commit: Commit, under_commit: BatchUnderCommit) -> Committed:
         """Make a commit while the batch's own thread waits for its job.
 
         If queues are given up with this commit, wait until the brokers have their offsets, for at most 2 s.
@@ -173,20 +173,20 @@ class BatchRunner:
             logger.info(
                 "queues given up before their batch ends group=%s batch=%d queues=%s",
                 self._group,
-                open_batch.batch_id,
+                under_commit.batch_id,
                 ", ".join(map(str, sorted(leaving))),
             )
-        committed = self._commit(commit, open_batch, is_ahead=True)
+        committed = self._commit(commit, under_commit, is_ahead=True)
         self._parts.await_shown([stored for queue, stored in self._committed.items() if queue in leaving])
         return committed
 
-    def _commit(self, commit: Commit, open_batch: OpenBatch, *, is_ahead: bool = False) -> Committed:
+    def _commit(self, commit: Commit, under_commit: BatchUnderCommit, *, is_ahead: bool = False) -> Committed:
         group = commit.group
         if group is None:
-            result = self._parts.store_offsets(open_batch, is_ahead=is_ahead)
+            result = self._parts.store_offsets(under_commit, is_ahead=is_ahead)
         else:
             result = self._parts.commit_group(
-                group, open_batch, stores_offsets=commit.stores_offsets, is_ahead=is_ahead
+                group, under_commit, stores_offsets=commit.stores_offsets, is_ahead=is_ahead
             )
         self._committed.update({stored.queue: stored for stored in result.stored})
         return Committed(result.refused, result.took_s)

@@ -92,7 +92,7 @@ def run_listener(
         for _ in range(max_suspensions):
             if run.finished is not OrderlyFinish.SUSPENDED:
                 break
-            now_s += run.pause_s()
+            now_s += run.pause_left_s()
             rows = run.consume()
         ack = run.ack()
     names = (QUEUE_OFFSET, *output.names)

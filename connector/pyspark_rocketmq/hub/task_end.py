@@ -27,7 +27,7 @@ from typing import Any, Final, NamedTuple, assert_never
 from pyspark_rocketmq.clock import Deadline, SystemClock
 from pyspark_rocketmq.consume.cuts import Place
 from pyspark_rocketmq.consume.part import Part
-from pyspark_rocketmq.consume.task_cuts import TaskCuts
+from pyspark_rocketmq.consume.task_cuts import CutTimes
 from pyspark_rocketmq.consume.turns import RangeInstructions
 from pyspark_rocketmq.errors import (
     DataLoss,
@@ -171,11 +171,11 @@ class TaskControl(RangeInstructions):
         self._counts_rows = False
         self._is_held = False
         """Whether no message may be delivered, because too many rows are in no part yet
-        (``TaskCuts.is_held``)."""
+        (``CutTimes.is_held``)."""
         self._on_full: Callable[[], bool] = lambda: False
         self._guard = threading.Lock()
         """Guards everything below: messages are recorded and sent in the same order."""
-        self._cuts = TaskCuts()
+        self._cuts = CutTimes()
         self._begin: TaskBegins | None = None
         self._is_online = True
         """Whether messages may be sent; after a new connection only when the driver has answered."""

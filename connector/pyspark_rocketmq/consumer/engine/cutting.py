@@ -28,7 +28,7 @@ from math import inf
 from queue import Empty, SimpleQueue
 
 from pyspark_rocketmq.clock import Clock
-from pyspark_rocketmq.consume.task_commits import TaskCommits as CommitTimes
+from pyspark_rocketmq.consume.task_commits import CommitTimes
 from pyspark_rocketmq.consumer.engine.output import Consumed, CutTogether
 from pyspark_rocketmq.consumer.engine.parts import GrowingPart, GrowingPlace, PartSender, undone_by_errors
 from pyspark_rocketmq.consumer.engine.range import RangeCuts

@@ -493,7 +493,7 @@ class OrderlyTask:
         queue = one.planned.queue
         self._hold_if_full(one, has_had_all=run.is_dry)
         if run.finished is not None:
-            self._turns.suspended(queue, now_s + run.pause_s(), leads=run.leads)
+            self._turns.suspended(queue, now_s + run.pause_left_s(), leads=run.leads)
         elif run.is_dry:
             self._turns.dry(queue)
         else:

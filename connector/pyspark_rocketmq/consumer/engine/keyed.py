@@ -241,7 +241,7 @@ class KeyedRun(OrderlyRun):
         super()._spill_to(file)
         self._held.spill_to(file)
 
-    def pause_s(self) -> float:
+    def pause_left_s(self) -> float:
         """Return for how many seconds no worker needs to take the queue, because keys are suspended.
 
         That is until a suspension of one of its keys ends or, if that is earlier, until the run no longer

@@ -280,7 +280,7 @@ class OrderlyRun(RangeRun):
         """
         return self._now_s() - self.call_began_s
 
-    def pause_s(self) -> float:
+    def pause_left_s(self) -> float:
         """Return for how many seconds the queue stays suspended; 0 if it is not, or if that is over."""
         until_s = self._machine.goes_on_at_s
         return 0.0 if until_s is None else max(0.0, until_s - self._now_s())
