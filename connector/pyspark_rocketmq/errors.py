@@ -145,7 +145,7 @@ class TlsFailed(ConnectFailed):
 
 
 class ChannelClosed(TransportError):
-    """The connection ended while a request was under way.
+    """The connection ended while a request was under way, or the client was closed before it.
 
     Do: Nothing, if it passes; else check ``useTls``, since a server that requires TLS closes plain
     connections.
@@ -388,6 +388,7 @@ class GoAway(BrokerError):
     """
 
     retryable: ClassVar[bool] = True
+    advice: ClassVar[str] = "The server is shutting down. Nothing is to be done if this passes."
 
 
 class OffsetNotFound(BrokerError):
@@ -500,18 +501,20 @@ class RowNotSent(RocketMQError):
                 f"Not acknowledged: {about} All rows of the task up to here may be stored, and come again "
                 "with a retry."
             )
-        again = "come again with a retry"
         if self.is_no_message:
-            again = "come again with each retry, which fails at this row: correct it or leave it out"
-        return f"Not sent: {about} Rows before may be stored, and {again}."
+            return (
+                f"Not sent: {about} The rows before it may be stored. Each retry sends them again, and fails "
+                "at this row: correct it, or leave it out."
+            )
+        return f"Not sent: {about} Rows before may be stored, and come again with a retry."
 
 
 class DeadLetterRefused(RocketMQError):
     """No broker accepts a message that a group gives up; its queue waits, and nothing is lost.
 
     Do: Remove what the error names: give the user the right to send to ``%RETRY%GROUP``, shorten the group's
-    name to 120 characters, send fewer properties; or skip the message with
-    ``pyspark-rocketmq offsets skip``.
+    name to 120 characters, send fewer properties; or skip the message
+    (``pyspark-rocketmq offsets skip --messages 1 --queue BROKER:ID``).
     """
 
     def __init__(self, consumer_group: str, queue: str, queue_offset: int, sent: str, copied: str) -> None:
@@ -545,10 +548,11 @@ class KeysOutOfOrder(RocketMQError):
     def __str__(self) -> str:
         examples = ", ".join(map(repr, self.sharding_keys[:3]))
         return (
-            f"All rows are stored, but several tasks sent rows of one sharding key ({examples}): their "
-            "order is unknown. Writing them again stores them all once more. Write by_sharding_key(df), "
-            "in a stream within foreachBatch, or a DataFrame in which all rows of a key are in one "
-            "partition, or set checkShardingKeys=false if their order does not matter."
+            "All rows are stored, but several tasks sent rows with the same sharding key (for example "
+            f"{examples}), so their order is unknown. Writing them again stores every row once more. To "
+            "keep the order, write by_sharding_key(df); in a stream, do this in foreachBatch. A DataFrame "
+            "that has all rows of a key in one partition works, too. If their order does not matter, set "
+            "checkShardingKeys=false."
         )
 
 
@@ -640,22 +644,29 @@ class OffsetError(RocketMQError):
 class UndecodableMessage(OffsetError):
     """A message exists, but its body cannot be decompressed, or its bytes are not a message.
 
-    Do: Set ``undecodableMessages=keep``, or run ``pyspark-rocketmq offsets skip``
+    Do: Set ``undecodableMessages=keep``, or skip the message with the command that the error names
     ([how](listeners.md#messages-that-cannot-be-decoded)).
     """
 
-    def __init__(self, queue: str, queue_offset: int, reason: str) -> None:
+    def __init__(self, queue: str, queue_offset: int, reason: str, *, uncommitted: int = 0) -> None:
         super().__init__(queue, queue_offset, reason)
         self.queue = queue
         self.queue_offset = queue_offset
         self.reason = reason
+        self.uncommitted = uncommitted
+        """Number of messages right before it that a listener received without a COMMIT. The group stands at
+        the first of them, so a skip of the message skips them, too."""
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return partial(type(self), uncommitted=self.uncommitted), self.args
 
     def __str__(self) -> str:
         return (
             f"{self.queue}: the message at offset {self.queue_offset} cannot be decoded: "
-            f"{self.reason[:_MAX_REASON]} Set undecodableMessages=keep to get it with the bytes that are "
-            "stored, marked by property UNDECODABLE, or move the group past it "
-            "(`pyspark-rocketmq offsets skip`)."
+            f"{self.reason[:_MAX_REASON]} Set undecodableMessages=keep: then you get the message with its "
+            "stored bytes and property UNDECODABLE. Or move the group past it"
+            f"{' and the messages before it' if self.uncommitted else ''}: `pyspark-rocketmq offsets skip "
+            f"--messages {self.uncommitted + 1} --queue BROKER:ID`."
         )
 
 
@@ -720,12 +731,12 @@ class OffsetsBeganAgain(DataLoss):
 
     def __str__(self) -> str:
         return (
-            f"{self.queue}: offset {self.wanted} was consumed, and the broker, which has {self.available}, "
-            "has another message in its place: the topic was deleted and created again, or a slave that "
-            "lacked the newest messages has become master. Messages that were not read may be lost. Set "
-            "failOnDataLoss=false to go on with the first message that was not consumed; a group's offset "
-            "can be reset instead, at its broker too. Every message from there on is consumed and reaches "
-            "the sink."
+            f"{self.queue}: offset {self.wanted} was consumed, but has another message now (the broker has "
+            f"{self.available}). The topic was deleted and created again, or a slave that lacked the newest "
+            "messages became master. Messages that were not read may be lost. Set failOnDataLoss=false to "
+            "go on with the first message that was not consumed. Or reset the group's offset, with "
+            "`pyspark-rocketmq offsets reset` or at the broker. Every message from there on is consumed and "
+            "reaches the sink."
         )
 
 
@@ -798,7 +809,7 @@ class DamagedOffsets(OffsetError):
 
 
 class OffsetRegressed(OffsetError):
-    """Progress would go back without a reset: another program changed the row.
+    """Progress would go back without a reset: another query or program changed the row.
 
     Do: Follow the error's advice for the queue.
     """

@@ -63,6 +63,6 @@ def _error(reached: Mapping[MessageQueue, int], deaths: int, further: str) -> Ro
     listed = "; ".join(f"{queue} offset={next_offset}" for queue, next_offset in sorted(reached.items()))
     return RocketMQError(
         f"{listed}: {deaths} tasks died one after the other without getting {further}. A message "
-        "at such an offset may end the Python worker: look at the executors' logs. Skip it with "
-        "`pyspark-rocketmq offsets skip` if it cannot be consumed."
+        "at such an offset may end the Python worker: look at the executors' logs. If it cannot be "
+        "consumed, skip it: `pyspark-rocketmq offsets skip --messages 1 --queue BROKER:ID`."
     )

@@ -404,7 +404,7 @@ class ConsumerSettings:
         return self.gives_up(orderly=orderly) and not is_dropped
 
     def commit_interval_s(self, *, in_real_time: bool) -> float | None:
-        """Return the shortest time between two commits of a batch, in seconds; None: none before its end."""
+        """Return the shortest time between two commits of a batch, in seconds; None: only its end commits."""
         text = self.own.commit_interval
         if text is None:
             return _REAL_TIME_COMMIT_INTERVAL_S if in_real_time else None

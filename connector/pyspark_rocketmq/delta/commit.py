@@ -1,7 +1,8 @@
 """Commits of a Delta table: their actions, the two ways to make one, and a loop that retries after conflicts.
 
 On disks of this machine, a commit of whole files is a file of JSON lines that gets its name by a link
-(:meth:`LogFiles.put`).  delta-rs makes all other commits.
+(:meth:`LogFiles.put`).  delta-rs makes all other commits, and all but compaction in tables whose rows are
+merged.
 """
 
 from __future__ import annotations

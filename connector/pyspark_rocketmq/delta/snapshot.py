@@ -7,7 +7,7 @@ On disks of this machine, a snapshot can commit files, and follow commits of oth
 delta-rs.  The more commits and files a table has, the longer delta-rs would take for both
 (:mod:`pyspark_rocketmq.delta.log`).  Such a snapshot uses delta-rs only to open the table again after a
 commit that may have changed more than files.  On other storage, and if rows are merged, replaced by a
-condition or queried (``needs_delta_rs``), delta-rs does everything.
+condition or queried (``needs_delta_rs``), delta-rs does everything except compaction.
 """
 
 from __future__ import annotations

@@ -576,7 +576,11 @@ class HubState:
     def _reconnects(
         self, task: _Task, peer: Hashable, connection: int, in_doubt: Collection[str], now_s: float
     ) -> list[cuts.Action]:
-        """Continue a task on its newer connection; return the actions of ``Cuts``, the answer first."""
+        """Note that a task has a newer connection, and return the actions of ``Cuts``.
+
+        The first action is the answer to the task, which may stop it. ``in_doubt`` has the ids of parts that
+        the task has sent, and of which it has no answer.
+        """
         task_id = task.start.task
         task.peer, task.connection, task.lost_s = peer, connection, inf
         # It may not be known yet that the previous connection broke.
@@ -696,10 +700,10 @@ class HubState:
         return look + self._end_idle(now_s) + self._end_after_calls(now_s)
 
     def tick(self, now_s: float) -> list[Action]:
-        """Do what is due by now.
+        """Return the actions that are due: cuts, and the end of the batch or of idle tasks.
 
-        If the planner has been away for 15 s, tasks are ended: nobody renews the locks, and tasks must end
-        before the locks do.
+        If the planner has been away for 15 s, all tasks are stopped: nobody renews the queues' locks, and
+        tasks must end before the locks expire.
         """
         idle = self._end_idle(now_s) + self._carry_out(self._cuts.tick(now_s), now_s)
         self._look_for_absent(now_s)

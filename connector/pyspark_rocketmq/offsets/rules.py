@@ -147,10 +147,11 @@ def apply_reset(
 def apply_begin_generations(
     before: Rows, consumer_group: str, generations: Mapping[MessageQueue, NewGeneration], now_s: float
 ) -> Change[dict[MessageQueue, OffsetRow]]:
-    """Begin the next generation of each queue in ``generations`` whose row still has the epoch given there.
+    """Begin the next generation of each queue whose row still has the epoch that ``generations`` names.
 
-    A generation is the time until a queue's offsets start again with other messages. The row moves to the
-    offset given there, and its epoch grows.
+    In one generation, a queue's offsets belong to the same messages; it ends when they start again with other
+    messages. The row moves to the new generation's ``next_offset``, and its epoch grows by one. Queues
+    without a row are left out.
 
     Raises:
         OffsetError: If an offset is negative, or above the highest one.
@@ -333,11 +334,11 @@ def _committed(row: OffsetRow, commit: QueueCommit, query_id: str, batch_id: int
         if is_same_batch:
             return row._replace(shown=_shown_with(row, commit))
         raise OffsetRegressed(
-            f"Group {row.consumer_group}, {row.queue}: batch {batch_id} of query {query_id} would move the "
-            f"next offset back from {row.next_offset} (stored by batch {row.batch_id} of query "
-            f"{row.query_id or 'none'}) to {state.next_offset} within epoch {row.epoch}. Nothing was "
-            "stored. Only a reset may move an offset back: check that no two queries consume this queue for "
-            "the group, and reset the group's offset if you want to go back."
+            f"Group {row.consumer_group}, {row.queue}: batch {batch_id} of query {query_id} tried to set the "
+            f"next offset to {state.next_offset}, but it is {row.next_offset} (batch {row.batch_id} of query "
+            f"{row.query_id or 'none'}, the same epoch {row.epoch}). Nothing was stored. Only a reset may "
+            "move an offset back. Check that only one query consumes this queue for the group; to go back, "
+            "reset the group's offset."
         )
     last_message = row.state.last_message
     if state.suspended_until_s is not None:

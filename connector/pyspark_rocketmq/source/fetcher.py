@@ -326,10 +326,10 @@ class Fetcher:
         self._window.settle(self._clock.monotonic_s())
 
     def _await_burst(self, waiting: Sequence[PullConnection[_Pull]]) -> bool:
-        """Have the next wait end only when enough answers have arrived for more pulls to be sent.
+        """Let the next wait last until about as many answers have come as are needed to send more pulls.
 
-        Return whether it waits for more than one byte of some broker. Then it must be short, because fewer
-        bytes may come.
+        Return whether some connection waits for more than one byte. Then the caller must keep the wait short:
+        answers may be smaller than expected, and the bytes never come.
         """
         answers, in_flight = self._window.answers_to_next_burst, self._window.in_flight
         awaited = [each.await_answers(answers * each.in_flight // max(1, in_flight)) for each in waiting]

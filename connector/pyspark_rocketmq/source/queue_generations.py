@@ -204,7 +204,10 @@ class QueueGenerations:
         suspects: Iterable[MessageQueue],
         known: Mapping[MessageQueue, NextGeneration | None],
     ) -> None:
-        """Remember where the log that these queues are read from ends, if another log begins later."""
+        """Remember the offsets at which the logs end that the queues in ``suspects`` are read from.
+
+        A log ends where the next one begins. Where none is known to follow, a remembered end is forgotten.
+        """
         for queue in suspects:
             before = self._ends.pop(queue, None)
             following = known.get(queue)

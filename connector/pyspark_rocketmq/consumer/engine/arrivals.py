@@ -195,7 +195,10 @@ class ArrivingRange(Generic[RunT]):
 
 
 class Arrivals:
-    """Runs a source for an engine, in a separate thread or piece by piece; for one task only."""
+    """Reads one task's ranges from a :class:`Source`, and gives the engine their messages piece by piece.
+
+    Either a separate thread reads (:meth:`begin`), or the engine's own threads do (:meth:`read`).
+    """
 
     def __init__(self, source: Source) -> None:
         """Prepare to read ``source``; :meth:`begin` or :meth:`read` starts."""

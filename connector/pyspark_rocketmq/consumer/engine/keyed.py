@@ -225,7 +225,10 @@ class KeyedRun(OrderlyRun):
 
     @property
     def leads(self) -> bool:  # type: ignore[override]  # a constant in the base
-        """Whether the suspended run keeps its task going, even if the task has nothing else to do."""
+        """Whether the task must wait for this suspended run, even if it has nothing else to do.
+
+        Messages that are finished wait in the run for a suspended key. Never longer than 60 s.
+        """
         return self._machine.leads(self._now_s())
 
     def due_s(self) -> float:

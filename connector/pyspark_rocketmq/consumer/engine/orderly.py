@@ -344,9 +344,9 @@ class OrderlyRun(RangeRun):
             raise UndecodableMessage(
                 str(self._planned.queue),
                 self._reached,
-                f"Its task's log has the reason. The listener has had {machine.accumulated} messages before "
-                "it without a COMMIT, and waits for more before it commits. A skip begins at the first of "
-                "these.",
+                f"The task's log has the reason. The listener received the {machine.accumulated} messages "
+                "before it without a COMMIT, and waits for more.",
+                uncommitted=machine.accumulated,
             )
         if has_had_all and ended is EndReason.FULL:
             self._last_error = report_problem(

@@ -113,17 +113,18 @@ class ChangeTables(DeltaSink):
             folder: Folder or storage URI below which the tables are.
             envelope: Form of the messages, or an object that reads them: see ``ChangeTable``.
             routes: Routes that give tables of the source a folder and columns. The first one that matches a
-                table counts. Changes of a table without a route are passed over.
-            ignored_tables: Pattern for names of tables whose changes are passed over, whatever the routes
-                are; by default the temporary tables of gh-ost and pt-online-schema-change. None: none.
+                table counts. Changes of a table without a route are ignored.
+            ignored_tables: Pattern for names of tables whose changes are ignored, whatever the routes are; by
+                default the temporary tables of gh-ost and pt-online-schema-change. With None no table is.
             mask_salt: Secret that goes into the hashes of masked values.
-            order: ``source`` or ``queue``, by which changes are in order: see ``ChangeTable``.
+            order: Whose order of the changes counts, the ``source``'s or the ``queue``'s: see
+                ``ChangeTable``.
             deletes: Treatment of deleted rows: see ``ChangeTable``.
             truncates: Treatment of truncations: see ``ChangeTable``. To a merged table a truncation cannot be
                 applied.
             bad_changes: Treatment of changes that cannot be applied: see ``ChangeTable``.
             schema_changes: Treatment of changes of the source's schema: see ``ChangeTable``. A new table has
-            all columns of its first changes.
+                all columns of its first changes.
             keep_deletions_days: Days for which a deletion is remembered at least: see ``ChangeTable``.
             compaction: Whether small files are compacted from time to time: see ``DeltaSink``.
             storage_options: Options of delta-rs for an object store: see ``DeltaSink``.
