@@ -326,7 +326,8 @@ def _tables(
         tables.append(f"One send in a hundred was more than {_LATE_MS:g} ms late: {', '.join(late)}.")
     if backlog:
         rows_of = [(name, *(f"{each:,.0f}" for each in rates)) for name, rates in backlog.items()]
-        tables.append(markdown_table(["backlog, rows/s", *[""] * (len(rows_of[0]) - 1)], rows_of))
+        rounds = [f"round {number}" for number in range(1, len(rows_of[0]))]
+        tables.append(markdown_table(["backlog, rows/s", *rounds], rows_of))
     if idle:
         tables.append(
             markdown_table(

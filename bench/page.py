@@ -19,15 +19,15 @@ _INTRODUCTION = """\
 
 # Benchmarks
 
-Each figure stands beside a ceiling or a peer of the same run. Compare the
+Most figures stand beside a ceiling or a peer of the same run. Compare the
 ratios: absolute figures are this machine's, where broker, Spark and the measuring program share the cores.
 
 {machine}
 
-Figures are medians. A target is met if the median meets it.
+Figures are medians of rounds, except in *Latency*. A target is met if the median meets it.
 
-    make bench                                          # everything but growth, and this page
-    make bench ARGS=source                              # one of them, with its method and its spread
+    make bench                                          # all but growth; writes this page
+    make bench ARGS=source                              # one of them, with its method and spread; writes its part of this page
     make bench ARGS="growth --other ../before"          # growth compares with another work tree
     make bench ARGS="source --messages 100000 --rounds 3"
     make bench ARGS="micro_batch --backend sim"         # without RocketMQ itself
@@ -62,15 +62,15 @@ _SECTIONS: Final = {
     ),
     "source": _Section(
         '`spark.read.format("rocketmq")` and a stream into `noop`. *Prebuilt*: a Python source that hands '
-        "Spark "
-        "batches made before. *Raw pull*: a socket loop without decoding. The smaller ceiling is the lesser "
-        "of the two; the source does the work of both on the same cores.",
+        "Spark batches made before. *Raw pull*: a socket loop without decoding. *Smaller ceiling*: the "
+        "lower rate of these two; the source does the work of both on the same cores.",
         ("1 KiB: source, rows/s", "100 B: source, rows/s", "1 KiB: stream, rows/s", "100 B: stream, rows/s"),
     ),
     "beside_kafka": _Section(
         "The same messages of 1 KiB from RocketMQ and, by Spark's own source, from Kafka 3.9: the same "
-        "columns, in one session, in turns. *Row listener* and *ArrowListener* write exactly once, beside "
-        "Kafka's plain stream into Delta. Rows a second.",
+        "columns, in one session, in turns. *mapInArrow*: five columns through a function that returns its "
+        "input. *Stream*: seven columns into `noop`. *Row listener* and *ArrowListener* write exactly once, "
+        "beside Kafka's plain stream into Delta. Rows a second.",
         (
             "batch read: ours",
             "batch read: Kafka",
@@ -105,16 +105,17 @@ _SECTIONS: Final = {
     ),
     "consume": _Section(
         "An orderly listener that only answers SUCCESS, with both engines, beside Spark functions that "
-        "return their input and beside Java's `DefaultMQPushConsumer`.",
+        "return their input and beside Java's `DefaultMQPushConsumer`. Messages a second.",
         ("direct engine", "state engine", "Java orderly push"),
     ),
     "consume_concurrent": _Section(
         "A concurrent listener that waits 5 ms per message, 20 calls at a time. *Bare*: only Python, "
-        "sleeping."
+        "sleeping. *Ceiling*: 20 calls divided by 5 ms."
     ),
     "landing": _Section(
-        "`register_message_columns` into a Delta table, exactly once, beside `write_deltalake` with the same "
-        'rows, which are in memory before, and a plain stream into `format("delta")`. Messages of 1 KiB.',
+        "`register_message_columns` into a Delta table, exactly once, beside `write_deltalake` with the "
+        'same rows, which are in memory before, and a plain stream into `format("delta")`. Messages of 1 '
+        "KiB; rows a second.",
         ("landing", "write_deltalake", "plain stream"),
     ),
     "suspended": _Section(
@@ -127,7 +128,7 @@ _SECTIONS: Final = {
     "latency": _Section(
         "Milliseconds from store at the broker to the listener and to the committed row, orderly, 1 KiB, "
         "four queues: in real time, in micro-batches, and with Java's `DefaultMQPushConsumer`, which writes "
-        "no rows. Cores: processor time by second."
+        "no rows. *Cores*: processor time by second; *others*: that of other programs, in the worst round."
     ),
     "rate_source": _Section(
         "1,000 messages a second; time from store at the broker to the committed micro-batch, without a "
@@ -142,13 +143,18 @@ _SECTIONS: Final = {
         ),
     ),
     "memory": _Section(
-        "2,000 messages a second for 20 minutes: the resident memory of Spark's Python workers."
+        "2,000 messages a second for 20 minutes: the resident memory of the largest of Spark's Python "
+        "workers. *Growth*: median over the minutes."
     ),
     "endurance": _Section(
-        "1,000 messages a second for an hour in real time: memory of all processes, and both latencies.",
+        "1,000 messages a second for an hour in real time: memory of all processes, and both latencies. A "
+        "period is a sixth of the time: the sixth is compared with the second, or with the first.",
     ),
     "handover": _Section(
-        "A Java member joins the group of a query in real time and gets half of its queues; then the query stops.",
+        "A Java member joins the group of a query in real time and gets half of its queues; then the query "
+        "stops. *Meanwhile*: longest time from store to listener in our queues. *Free*: from the first "
+        "heartbeat of a member that does not pause to its lock on its last queue. *To Java*: longest time "
+        "from store to Java's listener, with Java's own pauses of 0.5 s.",
         ("meanwhile, our queues",),
     ),
     "planner": _Section(
@@ -156,8 +162,8 @@ _SECTIONS: Final = {
     ),
     "offset_commit": _Section("20,000 commits of 64 queues into one offset table, its upkeep beside them."),
     "delta_sink": _Section(
-        "One micro-batch into a Delta table, exactly once, beside plain appends by delta-rs and by Spark, "
-        "which know nothing of a batch that runs again.",
+        "One micro-batch into a Delta table, exactly once, beside plain appends by delta-rs and by Spark. "
+        "Of these, only the one with `txnAppId` recognises a batch that runs again.",
         (
             "100 rows, ours, ms",
             "100 rows, delta-rs, ms",
@@ -171,10 +177,10 @@ _SECTIONS: Final = {
     ),
     "old_sinks": _Section(
         "100 rows into a Delta sink of 100,000 commits and one of 200,000 files, beside a new one, on a "
-        "local disk. *Data*: its commit. On storage of other machines (S3, Azure …) a sink commits "
-        "through delta-rs, which keeps every file's name: a commit's cost grows with the number of files. "
-        "delta-rs' commits on a local disk took 3.7 ms with some 10 files, 43 ms with 20,000, 126 ms with "
-        "60,000; compaction keeps files few.",
+        "local disk. *Data*: the commit of files and watermarks, without the rest of the batch. On storage "
+        "of other machines (S3, Azure …) a sink commits through delta-rs, which keeps every file's name: a "
+        "commit's cost grows with the number of files. delta-rs' commits on a local disk took 3.7 ms with "
+        "some 10 files, 43 ms with 20,000, 126 ms with 60,000; compaction keeps files few.",
         (
             "data, new, ms",
             "data, 100,000 commits, ms",
@@ -200,8 +206,8 @@ _SECTIONS: Final = {
         ),
     ),
     "growth": _Section(
-        "Micro-batches into a Delta sink on a local disk, exactly once, as the table gets commits and "
-        "files and the group gets queues.",
+        "Milliseconds of a micro-batch into a Delta sink on a local disk, exactly once, as the table gets "
+        "commits and files and the group gets queues.",
         (
             "100,000 commits, before",
             "100,000 commits, now",
@@ -211,7 +217,11 @@ _SECTIONS: Final = {
             "1,024 queues, now",
         ),
     ),
-    "groups": _Section("Eight members share 1,024 queues of four brokers; one member stops."),
+    "groups": _Section(
+        "Rebalance and triggers: eight members share 1,024 queues of four brokers, and the eighth joins; "
+        "own computing only. Stop: two members on a real broker; from the stop of one until the other may "
+        "plan its queues."
+    ),
     "simulator": _Section(
         "`python -m broker_sim`, driven by bare sockets; rates are per second of the simulator's processor "
         "time."
