@@ -346,7 +346,7 @@ def test_a_queue_that_cannot_go_on_as_its_batch_ends_does_not_delay_the_end_of_t
 def test_a_queue_that_was_claimed_or_reset_is_dropped_and_ends_the_batch() -> None:
     """F5: the planner plans it from its new place."""
     driver = Driver()
-    actions = driver.state.moved({A: 2, B: 1}, 101.0)
+    actions = driver.state.moved({A: 2, B: 1}, driver.state.batches, 101.0)
     assert sent(actions, GiveUpQueues) == [GiveUpQueues("one", frozenset({A}), is_dropped=True)]
     assert announced(actions) == BOTH_END
 
@@ -355,7 +355,7 @@ def test_a_queue_that_leaves_anyway_does_not_end_the_batch() -> None:
     """B5: losing a queue needs no new plan."""
     driver = Driver()
     driver.state.must_leave(1, frozenset({A}), 101.0)
-    assert announced(driver.state.moved({A: 2, B: 1}, 102.0)) == set()
+    assert announced(driver.state.moved({A: 2, B: 1}, driver.state.batches, 102.0)) == set()
 
 
 @pytest.mark.parametrize("has_part", [True, False])
@@ -372,7 +372,7 @@ def test_a_queue_that_its_next_owner_has_claimed_ends_no_batch(has_part: bool) -
     # The planner has unlocked it.
     driver.state.must_leave(1, frozenset(), 102.0)
 
-    assert driver.state.moved({A: 2, B: 1}, 103.0) == []
+    assert driver.state.moved({A: 2, B: 1}, driver.state.batches, 103.0) == []
 
 
 def test_a_queue_that_was_claimed_before_its_last_part_is_committed_is_not_free() -> None:
@@ -383,7 +383,7 @@ def test_a_queue_that_was_claimed_before_its_last_part_is_committed_is_not_free(
     driver.state.tick(101.2)
     handed = PartHandedOver("one", part_of("p", A), cut=None, ends=frozenset({A}))
     driver.state.handed_over(peer("one"), handed, 101.3)
-    driver.state.moved({A: 2, B: 1}, 101.4)
+    driver.state.moved({A: 2, B: 1}, driver.state.batches, 101.4)
 
     assert committed(driver.state.committed(frozenset(), 102.0)) == []
 

@@ -191,7 +191,7 @@ def test_a_reset_is_looked_for_when_the_planner_says_so_and_dropped(driver: Driv
     planner.client.send(StoreChanged())
     wait_until(lambda: driver.looks, PATIENCE_S, reason="A look at the store")
     assert driver.hub.query(lambda state: state.is_watched)
-    driver.hub.report(lambda state: state.moved({A: 2}, 0.0))
+    driver.hub.report(lambda state: state.moved({A: 2}, state.batches, 0.0))
 
     await_given_up(instructions, A)
     assert instructions.fate(A) is Fate.DROPPED

@@ -261,10 +261,28 @@ def test_only_a_queue_that_was_reset_is_dropped_by_its_task() -> None:
     driver = Driver()
     driver.begins("one", A, B)
 
-    actions = driver.state.moved({A: 2, B: 1, C: 5}, 0.0)
+    actions = driver.state.moved({A: 2, B: 1, C: 5}, driver.state.batches, 0.0)
     assert actions == [Send("peer of one", GiveUpQueues("one", frozenset({A}), is_dropped=True))]
-    assert driver.state.moved({A: 2, B: 1}, 0.0) == []
+    assert driver.state.moved({A: 2, B: 1}, driver.state.batches, 0.0) == []
     assert freed(driver.state.released("peer of one", "one", frozenset({A}), 0.0)) == {A}
+
+
+def test_epochs_read_before_a_batch_drop_nothing_of_it() -> None:
+    """F5: the offset store was slow, and the queue was claimed again meanwhile."""
+    driver = Driver()
+    driver.begins("one", A)
+    read, batches = {A: 1}, driver.state.batches
+    driver.is_done("one", A)
+    driver.state.batch_ends(0.0, could_ask=True)
+    driver.state.plan_made(2, ALL)
+    driver.state.batch_begins(8)
+    claimed = TaskBegins(task="two", batch_id=8, partition=0, attempt=0, places={A: Place(2, 0)}, tasks=1)
+    driver.state.task_begins("peer of two", claimed, 1.0)
+
+    assert driver.state.moved(read, batches, 1.0) == []
+    assert driver.state.moved({A: 3}, driver.state.batches, 1.0) == [
+        Send("peer of two", GiveUpQueues("two", frozenset({A}), is_dropped=True))
+    ]
 
 
 def test_a_task_of_an_older_batch_has_to_end_and_nothing_of_it_is_taken() -> None:

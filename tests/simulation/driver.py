@@ -249,7 +249,7 @@ class Driver:
             return
         self._check_agreed()
         epochs = {queue: row.epoch for queue, row in self.world.store.rows.items()}
-        self._take(self.hub.moved(epochs, self.world.now_s))
+        self._take(self.hub.moved(epochs, self.hub.batches, self.world.now_s))
         if self.has_planner and self.open_for_s is not None and self._gain():
             self.world.after(self.world.random.uniform(0.0, 0.5), self._replan, self.plan)
 

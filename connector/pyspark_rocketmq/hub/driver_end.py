@@ -451,6 +451,9 @@ class DriverControl:
 
     def _look(self, *, is_asked: bool) -> None:
         is_long = self._clock.monotonic_s() - self._began_s >= self._look_every_s
-        if not self._is_closed and (is_long or is_asked) and self._hub.query(lambda state: state.is_watched):
+        if self._is_closed or not (is_long or is_asked):
+            return
+        is_watched, batches = self._hub.query(lambda state: (state.is_watched, state.batches))
+        if is_watched:
             epochs = self._read_epochs()
-            self._hub.report(lambda state: state.moved(epochs, self._clock.monotonic_s()))
+            self._hub.report(lambda state: state.moved(epochs, batches, self._clock.monotonic_s()))

@@ -83,6 +83,8 @@ _BACK_WITHIN_S: Final = 12.0
 """Time within which a task with open ranges is connected again, if it lives: it tries for ten seconds."""
 _BEGIN_WITHIN_S: Final = 2.0
 """How long an idle task waits for tasks that have not begun although there seems to be a slot for them."""
+_KNOWN_PARTS: Final = 100_000
+"""Number of ids of parts that are kept; far fewer can come again with their job's result."""
 _NOTHING: Final[Queues] = frozenset()
 
 
@@ -254,8 +256,8 @@ class HubState:
         self._settled: set[MessageQueue] = set()
         """Queues that are free, or whose last results are being committed: no task may begin with them any
         more in this plan."""
-        self._parts: set[str] = set()
-        """Ids of the parts that the driver has got from tasks, and has committed or will commit."""
+        self._parts: dict[str, None] = {}
+        """Ids of the newest parts that the driver has got from tasks, and has committed or will commit."""
         self._failure: BaseException | None = None
         """Error with which the batch fails: of a commit that was given up, or of a task."""
         self._is_flushing = False
@@ -475,12 +477,17 @@ class HubState:
         """
         return self._carry_out(self._cuts.commit_failed(error, now_s), now_s)
 
-    def moved(self, epochs: Mapping[MessageQueue, int], now_s: float) -> list[Action]:
+    def moved(self, epochs: Mapping[MessageQueue, int], batches: int, now_s: float) -> list[Action]:
         """Compare the stored epochs with those that the tasks of the batch began with.
 
         A queue with another epoch was claimed or reset since then, so nothing more of it may be committed. A
         queue that is free does not count: its next owner has claimed it.
+
+        ``batches``: the number of batches begun when the epochs were read. If another batch has begun since
+        then, they are older than its claims, and are ignored.
         """
+        if batches != self.batches:
+            return []
         free = self._settled - self._cuts.ended
         moved = frozenset(
             queue
@@ -860,7 +867,9 @@ class HubState:
     def _accept(
         self, task: _Task, part: Part, ends: Queues, now_s: float, *, cut: int | None = None
     ) -> list[Action]:
-        self._parts.add(part.id)
+        self._parts[part.id] = None
+        if len(self._parts) > _KNOWN_PARTS:
+            del self._parts[next(iter(self._parts))]
         self._settled |= ends
         taken = self._cuts.part(task.start.task, part, now_s, cut=cut, ends=ends)
         return self._carry_out(taken, now_s)
