@@ -55,6 +55,7 @@ from pyspark_rocketmq.sinks.delta.sink import DeltaSink
 from pyspark_rocketmq.sinks.delta.table import SinkTable
 from pyspark_rocketmq.sinks.multi import MultiSink
 from pyspark_rocketmq.wire.columnar.schema import POSITION_FIELDS
+from tests.helpers import stored_texts
 from tests.helpers.cluster import SIM_ONLY, ClusterUnderTest
 from tests.helpers.retries import but_retries
 from tests.helpers.sending import patient_producer
@@ -296,6 +297,28 @@ def test_a_group_is_cloned_with_another_s_offsets(shop: Shop) -> None:
     assert copy.now("copy") == {A0: 20, A1: 30}
     with pytest.raises(JobFailed, match=r"holds nothing of consumer group 'elt'.*Did you mean 'etl'"):
         copy.do(clone, "elt")
+
+
+def test_another_group_s_place_says_nothing_of_the_broker_s_log(shop: Shop) -> None:
+    """F5, F4: so its generation and messages come with it, which show a topic that was created again."""
+    epoch = shop.store.read(GROUP)[A0].epoch
+    epoch = shop.store.begin_generations(GROUP, {A0: NewGeneration(epoch, 0)})[A0].epoch
+    known = stored_texts.messages("[8,100,9]")
+    state = QueueState(9, epoch, last_message=known)
+    shop.store.commit(GROUP, [QueueCommit(queue=A0, state=state)], query_id="q", batch_id=1)
+    shop.store.claim("copy", "", {A1: 4})
+
+    copy = named(shop, "copy")
+    copy.do(clone, GROUP)
+
+    rows = shop.store.read("copy")
+    assert all(row.was_reset and not row.was_reset_by_operator for row in rows.values())
+    assert {queue: (row.next_offset, row.generation) for queue, row in rows.items()} == {
+        A0: (9, 1), A1: (30, 0),
+    }  # fmt: skip
+    assert rows[A0].state.last_message == known
+    with pytest.raises(JobFailed, match="nothing to change"):
+        copy.do(clone, GROUP)
 
 
 def named(shop: Shop, group: str, **settings: Any) -> Shop:
@@ -739,6 +762,21 @@ def test_an_earlier_place_of_the_group_says_nothing_of_the_broker_s_log(shop: Sh
 
     rows = shop.store.read(GROUP).values()
     assert all(row.was_reset and not row.was_reset_by_operator for row in rows)
+
+
+def test_messages_are_skipped_from_an_earlier_place_of_the_group(shop: Shop) -> None:
+    """F5, F4: which says nothing of the broker's log; the end of a queue is one of its log."""
+    with SimCluster() as cluster:
+        cluster.create_topic("orders", 2)
+        with patient_producer(cluster.name_servers) as producer:
+            for queue in (A0, A1):
+                producer.send_batch([Message(topic="orders", body=b"x")] * 40, queue)
+        shop.settings = dataclasses.replace(shop.settings, name_servers=(cluster.name_servers,))
+        assert shop.do(skip, 1) == [(0, 21), (1, 31)]
+        assert not any(row.was_reset_by_operator for row in shop.store.read(GROUP).values())
+        assert shop.do(skip, None) == [(0, 40), (1, 40)]
+
+    assert all(row.was_reset_by_operator for row in shop.store.read(GROUP).values())
 
 
 def test_a_queue_that_somebody_claims_meanwhile_keeps_its_place(

@@ -16,12 +16,14 @@ from pyspark.errors import PySparkException
 
 from pyspark_rocketmq.errors import OffsetError, SinkConflict, SinkMoved
 from pyspark_rocketmq.offsets.open import MemoryOffsetStore
+from pyspark_rocketmq.offsets.store import NewGeneration
 from pyspark_rocketmq.sinks.base import QueueGeneration
 from pyspark_rocketmq.sinks.delta.batch import DeltaBatch
 from pyspark_rocketmq.sinks.delta.rules import restored_to
 from pyspark_rocketmq.sinks.delta.sink import DeltaSink
 from pyspark_rocketmq.sinks.delta.spark_writer import PathTarget, Session
 from pyspark_rocketmq.sinks.delta.table import SinkTable
+from pyspark_rocketmq.stored_values import LastMessage
 from tests.helpers.fake_clock import FakeClock
 from tests.helpers.sink_rows import GROUP, Q0, Q1, files_of
 from tests.helpers.sink_rows import run_batch as run
@@ -103,6 +105,78 @@ def test_stopped_half_way_it_is_done_again(
 
 def _killed(*_: object) -> None:
     raise KeyboardInterrupt
+
+
+def test_a_restored_version_says_nothing_of_the_broker_s_log(
+    sink: DeltaSink, path: Path, store: MemoryOffsetStore
+) -> None:
+    """H1, F4: no operator has compared its offsets with the log, so planners do; also those without a row."""
+    lost = MemoryOffsetStore("lost", clock=FakeClock())
+    DeltaTable(path).restore(2)
+
+    for each in (store, lost):
+        sink.follow_restore(GROUP, each)
+        assert all(row.was_reset and not row.was_reset_by_operator for row in each.read(GROUP).values())
+        DeltaTable(path).restore(2)
+
+
+def test_a_queue_without_a_row_remembers_the_message_that_the_restored_version_has(
+    path: Path, store: MemoryOffsetStore
+) -> None:
+    """H10, F4: with its generation."""
+    sink = DeltaSink(path)
+    sink.prepare(SCHEMA)
+    for offset in (2, 4):
+        batch = sink.begin(GROUP, {Q0: 1})
+        batch.note_newest({Q0: f"[{offset - 1},{offset},9]"})
+        batch.commit(files_of(batch.task_writer(), iter([rows(Q0, offset - 2, offset)])), {Q0: offset})
+    DeltaTable(path).restore(1)
+    lost = MemoryOffsetStore("lost", clock=FakeClock())
+
+    assert sink.follow_restore(GROUP, lost) == {Q0: 2}
+
+    row = lost.read(GROUP)[Q0]
+    assert (row.generation, row.state.last_message.messages) == (1, (LastMessage(1, 2, 9),))
+
+
+@pytest.mark.parametrize(("boundary", "target", "generation"), [(0, 0, 1), (2, 2, 1), (3, 3, 1), (5, 3, 0)])
+def test_a_later_generation_is_consumed_from_where_it_began(
+    sink: DeltaSink, path: Path, boundary: int, target: int, generation: int
+) -> None:
+    """H1, F4: of which the sink has no rows; those of the generation before stay below its watermark."""
+    store = MemoryOffsetStore("later", clock=FakeClock())
+    epoch = store.reset(GROUP, {Q0: 7})[Q0].epoch
+    store.begin_generations(GROUP, {Q0: NewGeneration(epoch, boundary)})
+    DeltaTable(path).restore(1)
+
+    for _ in range(2):
+        assert sink.follow_restore(GROUP, store) == {Q0: target, Q1: 0}
+        row = store.read(GROUP)[Q0]
+        assert (row.next_offset, row.generation) == (target, generation)
+        assert sink.begin(GROUP, {Q0: 0}).watermarks == {Q0: 3}
+        DeltaTable(path).restore(1)
+
+
+def test_a_queue_that_somebody_claims_meanwhile_is_not_moved(
+    sink: DeltaSink, path: Path, store: MemoryOffsetStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """C5: the sink is refused until everything has gone back."""
+    reset = store.reset
+
+    def claimed_before(*given: Any, **named: Any) -> object:
+        store.claim(GROUP, "host@two", {Q1: 0})
+        return reset(*given, **named)
+
+    DeltaTable(path).restore(1)
+    with monkeypatch.context() as patched:
+        patched.setattr(store, "reset", claimed_before)
+        with pytest.raises(OffsetError, match=r"not moved in .*queue=1: .*call follow_restore again"):
+            sink.follow_restore(GROUP, store)
+    assert store.read(GROUP)[Q1].next_offset == 2
+    with pytest.raises(SinkConflict, match="follow_restore"):
+        sink.begin(GROUP, {Q0: 0})
+
+    assert sink.follow_restore(GROUP, store) == {Q0: 3, Q1: 0}
 
 
 def test_without_a_restore_there_is_nothing_to_follow(sink: DeltaSink, store: MemoryOffsetStore) -> None:

@@ -14,7 +14,7 @@ import dataclasses
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from deltalake import DeltaTable
@@ -53,6 +53,7 @@ from pyspark_rocketmq.delta.table import STORAGE_ERRORS, open_table
 from pyspark_rocketmq.display import counted
 from pyspark_rocketmq.errors import RocketMQError
 from pyspark_rocketmq.model import MessageQueue, QueueBounds
+from pyspark_rocketmq.offsets.recorded_positions import RecordedPosition, move_to_recorded
 from pyspark_rocketmq.offsets.store import OffsetRow
 from pyspark_rocketmq.sinks.against_offsets import find_gaps
 from pyspark_rocketmq.sinks.delta.rules import rows_condition
@@ -214,11 +215,13 @@ class Wanted:
     staying: frozenset[MessageQueue] = frozenset()
     """Queues that continue where the group left them, and are reset only to forget their sinks."""
     are_recorded: bool = False
-    """Whether all targets are positions that the group or its sink has recorded."""
+    """Whether all targets are positions that a group or a sink has recorded, or are counted from these."""
+    copied: Mapping[MessageQueue, OffsetRow] = field(default_factory=dict)
+    """Rows of another group from which the targets are copied, by queue."""
 
     @property
     def recorded(self) -> frozenset[MessageQueue]:
-        """Queues whose targets are offsets that the group or its sink has recorded, not read from a broker.
+        """Queues whose targets are offsets that a group or a sink has recorded, not read from a broker.
 
         Such a queue is moved only if its epoch is still the one that this command has read. If the queue's
         offsets have begun again by now, the group's query reports that.
@@ -282,7 +285,8 @@ def skip(
     """
     change = _OffsetChange(settings)
     rows = {queue: row for queue, row in change.group.rows.items() if options.choice.takes(queue)}
-    change.apply(Wanted(skipped(rows, change.needed_bounds(rows), messages)), options, console)
+    targets = skipped(rows, change.needed_bounds(rows), messages)
+    change.apply(Wanted(targets, are_recorded=messages is not None), options, console)
 
 
 def clone(settings: OffsetsChangeSettings, source: str, options: ChangeOptions, console: Console) -> None:
@@ -294,7 +298,7 @@ def clone(settings: OffsetsChangeSettings, source: str, options: ChangeOptions, 
     change = _OffsetChange(settings, open_group_or_new(settings, settings.consumer_group, is_new=False))
     rows = open_group(settings, source).rows
     targets = {queue: row.next_offset for queue, row in rows.items() if options.choice.takes(queue)}
-    change.apply(Wanted(targets), options, console)
+    change.apply(Wanted(targets, are_recorded=True, copied=rows), options, console)
 
 
 class _OffsetChange:
@@ -442,14 +446,16 @@ class _OffsetChange:
             JobFailed: If another process claimed or moved some queues meanwhile; the others were moved.
         """
         store, group = self.group.store, str(self.group.name)
-        # For recorded positions, nobody has confirmed that they belong to the broker's current log.
-        under = {move.queue: move.row.epoch for move in moves if move.row and move.queue in wanted.recorded}
         targets = {move.queue: move.target for move in moves}
-        said = {queue: target for queue, target in targets.items() if queue not in under}
-        recorded = {queue: target for queue, target in targets.items() if queue in under}
+        said = {queue: target for queue, target in targets.items() if queue not in wanted.recorded}
         rows = store.reset(group, said) if said else {}
+        recorded = {
+            queue: _recorded_position(target, wanted.copied.get(queue))
+            for queue, target in targets.items()
+            if queue not in said
+        }
         if recorded:
-            rows = {**rows, **store.reset(group, recorded, under=under)}
+            rows = {**rows, **move_to_recorded(store, group, recorded, self.group.rows)}
         missed = sorted(targets.keys() - rows.keys())
         if missed:
             raise JobFailed(
@@ -524,6 +530,13 @@ class _OffsetChange:
 
     def _bounds(self, topics: set[str] | frozenset[str]) -> dict[MessageQueue, QueueBounds]:
         return {} if self._cluster is None else self._cluster.bounds(sorted(topics))
+
+
+def _recorded_position(target: int, copied: OffsetRow | None) -> RecordedPosition:
+    """Return a recorded position; ``copied`` is the row of another group from which it is copied, if any."""
+    if copied is None:
+        return RecordedPosition(target)
+    return RecordedPosition(target, copied.generation, copied.state.last_message)
 
 
 def _complete(queues: Iterable[MessageQueue], found: dict[MessageQueue, T]) -> dict[MessageQueue, T]:

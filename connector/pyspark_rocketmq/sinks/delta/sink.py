@@ -38,6 +38,7 @@ from pyspark_rocketmq.delta.table import STORAGE_ERRORS, read_with_retry
 from pyspark_rocketmq.display import masked
 from pyspark_rocketmq.errors import OffsetError, OptionError, SinkConflict, SinkMoved
 from pyspark_rocketmq.model import MessageQueue
+from pyspark_rocketmq.offsets.recorded_positions import move_to_recorded, position_of_sink
 from pyspark_rocketmq.offsets.store import OffsetStore
 from pyspark_rocketmq.sinks.against_offsets import SinkStanding, with_newest
 from pyspark_rocketmq.sinks.base import QueueGeneration
@@ -49,6 +50,7 @@ from pyspark_rocketmq.sinks.delta.sink_log import SinkLog
 from pyspark_rocketmq.sinks.delta.table import MANY_COMMITS, PathHome, SinkTable
 from pyspark_rocketmq.sinks.delta.task_files import TaskWriter
 from pyspark_rocketmq.sinks.delta.watermarks import (
+    NO_PROGRESS,
     app_ids,
     by_generation,
     last_known_progress,
@@ -333,9 +335,14 @@ class DeltaSink:
         0: before you call it, remove the group's rows from the new table. If the process is killed halfway,
         queries still refuse the table, and this may be called again.
 
+        If a queue has another log by now (its topic was created again), the query reports that when it
+        starts. If the group knows of it already, and the sink has no rows of that log, the queue is consumed
+        from where the log begins.
+
         Raises:
             OffsetError: If no RESTORE came after the group's last commit, if the group has added rows after
-                it, or if the log does not show which version was restored, or no longer has it.
+                it, if the log does not show which version was restored, or no longer has it, or if a queue
+                was claimed or moved meanwhile; such a queue is not moved.
             SinkConflict: If the log no longer has the group's progress.
             OffsetStoreUnavailable, OffsetCommitConflict: If the offsets could not be moved.
             DeltaError: If the table could not be written.
@@ -344,8 +351,7 @@ class DeltaSink:
         generations = self._watermarks(consumer_group, log).keys()
         try:
             then = log.before_restores(consumer_group)
-            before = {} if then is None else read_progress(then, consumer_group, generations).watermarks
-            targets = {key.queue: before.get(app_id(consumer_group, *key), 0) for key in generations}
+            before = NO_PROGRESS if then is None else read_queues(then, consumer_group, dict(generations))
         except (*STORAGE_ERRORS, ValueError) as exc:
             raise OffsetError(
                 f"Cannot read from the log of {self.path} how far group {consumer_group} had got in the "
@@ -358,15 +364,24 @@ class DeltaSink:
                 f"There is nothing to follow: no RESTORE of {self.path} came after the last commit of group "
                 f"{consumer_group}. Start the query."
             )
-        store.reset(consumer_group, targets)
-        self.rewind(consumer_group, targets)
+        rows = store.read(consumer_group)
+        records = {key.queue: before.record_of(*key) for key in generations}
+        positions = {queue: position_of_sink(rows.get(queue), record) for queue, record in records.items()}
+        moved = move_to_recorded(store, consumer_group, positions, rows)
+        missed = sorted(positions.keys() - moved.keys())
+        if missed:
+            raise OffsetError(
+                f"Group {consumer_group} was not moved in {'; '.join(map(str, missed))}: somebody claimed or "
+                "moved them meanwhile. Stop every query of the group, and call follow_restore again."
+            )
+        self.rewind(consumer_group, {queue: record.next_offset for queue, record in records.items()})
         logger.warning(
             "restored sink followed path=%s group=%s queues=%d",
             masked(self.path),
             consumer_group,
-            len(targets),
+            len(positions),
         )
-        return targets
+        return {queue: position.next_offset for queue, position in positions.items()}
 
     def rewind(self, consumer_group: str, next_offsets: Mapping[MessageQueue, int]) -> int:
         """Set watermarks, after a RESTORE or to have rows written again; return the table's new version.

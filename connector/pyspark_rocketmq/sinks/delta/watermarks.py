@@ -43,6 +43,7 @@ from pyspark_rocketmq.delta.table import STORAGE_ERRORS
 from pyspark_rocketmq.display import masked
 from pyspark_rocketmq.errors import RocketMQError, SinkConflict
 from pyspark_rocketmq.model import MessageQueue
+from pyspark_rocketmq.offsets.store import SinkRecord
 from pyspark_rocketmq.sinks.base import QueueGeneration, generation_of, newest_generations
 from pyspark_rocketmq.sinks.delta.rules import (
     CHANGED_SINCE,
@@ -60,6 +61,7 @@ from pyspark_rocketmq.sinks.delta.rules import (
     superseded,
 )
 from pyspark_rocketmq.sinks.delta.sink_log import SinkLog
+from pyspark_rocketmq.stored_values import RememberedMessages
 
 logger = logging.getLogger(__name__)
 
@@ -400,6 +402,15 @@ class QueueProgress(NamedTuple):
     """The newest message below each watermark, as text of ``RememberedMessages``; missing if unknown."""
     later: frozenset[MessageQueue]
     """Queues of which the table has progress in a later generation than the caller names."""
+
+    def record_of(self, queue: MessageQueue, generation: int) -> SinkRecord:
+        """Return the progress in one queue, of which the caller has named this generation."""
+        newest = RememberedMessages.from_text(self.newest.get(queue, ""))
+        return SinkRecord(generation, self.watermarks.get(queue, 0), newest)
+
+
+NO_PROGRESS: Final = QueueProgress({}, {}, frozenset())
+"""The progress in a table that has no rows of the group."""
 
 
 def read_queues(log: SinkLog, consumer_group: str, queues: Mapping[MessageQueue, int]) -> QueueProgress:
