@@ -59,6 +59,7 @@ from tests.helpers import stored_texts
 from tests.helpers.cluster import SIM_ONLY, ClusterUnderTest
 from tests.helpers.retries import but_retries
 from tests.helpers.sending import patient_producer
+from tests.helpers.sink_rows import files_of
 from tests.helpers.wait import PATIENCE_S, wait_until
 
 GROUP = "etl"
@@ -465,6 +466,47 @@ def test_a_sink_is_not_set_back_while_its_rows_would_be_there_twice(shop: Shop, 
     assert (shop.now(), watermarks(sink)) == ({A0: 20, A1: 30}, {A0: 20, A1: 30})
 
 
+@pytest.mark.parametrize("is_stored", [True, False], ids=["in the row", "only in the sink"])
+def test_no_delete_is_shown_that_would_remove_rows_of_an_earlier_topic(
+    shop: Shop, sink: DeltaSink, is_stored: bool
+) -> None:
+    """H1, F4: they have the same offsets, and their messages are gone."""
+    batch = sink.begin(GROUP, {A0: 1})
+    batch.commit([], {A0: 20})
+    if is_stored:
+        epoch = shop.store.read(GROUP)[A0].epoch
+        epoch = shop.store.begin_generations(GROUP, {A0: NewGeneration(epoch, 0)})[A0].epoch
+        shop.store.commit(
+            GROUP, [QueueCommit(queue=A0, state=QueueState(20, epoch))], query_id="q", batch_id=1
+        )
+    back = functools.partial(shop.do, reset, ToOffset(10), sink=sink.path, rewinds_sink=True)
+
+    with pytest.raises(JobFailed) as refused:
+        back()
+    DeltaTable(sink.path).delete('"queueOffset" >= 10')
+
+    text = str(refused.value)
+    assert "DELETE" not in text
+    assert f"10 rows at or above the new offsets in queues whose offsets have begun again: {A0}." in text
+    assert re.search(r"such as storeTimestamp\. Then give .* without --rewind-sink.*rewind\('etl', ", text)
+    assert back() == [(0, 10), (1, 10)]
+
+
+def test_rows_of_other_queues_than_those_that_began_again_are_shown_with_their_delete(
+    shop: Shop, sink: DeltaSink
+) -> None:
+    """H1, F4"""
+    row = {"topic": "orders", "brokerName": "broker-a", "queueId": 1, "queueOffset": 25}
+    write_deltalake(sink.path, pa.Table.from_pylist([row], schema=POSITIONS), mode="append")
+    sink.begin(GROUP, {A0: 1}).commit([], {A0: 20})
+
+    with pytest.raises(JobFailed, match=r"still has 1 row that group etl .*DELETE FROM") as refused:
+        shop.do(reset, ToOffset(10), sink=sink.path, rewinds_sink=True)
+
+    assert "`queueId` = 1 " in str(refused.value)
+    assert "`queueId` = 0 " not in str(refused.value)
+
+
 def test_group_and_sink_are_set_back_together(shop: Shop, sink: DeltaSink) -> None:
     """H1, F5: then the rows are written again, once."""
     shop.do(
@@ -668,6 +710,63 @@ def test_a_group_does_not_go_back_to_the_beginning_of_a_sink_that_has_its_rows(
     assert lossy.shop.now() == {A0: 8}
     assert reset_to_sink(lossy.shop.store, sink, GROUP, beside_rows=True) == {A0: 0}
     assert lossy.shop.now() == {A0: 0}
+
+
+class Begun:
+    """A group in the second generation of a queue, and its sink as it was before that began."""
+
+    def __init__(self, path: Path, sink: DeltaSink) -> None:
+        lossy = Lossy(Shop(DeltaOffsetStore(path)), sink, passed={A0: 8})
+        self.store, self.sink = lossy.shop.store, sink
+        self.shop = lossy.shop
+        row = self.store.read(GROUP)[A0]
+        epoch = self.store.begin_generations(GROUP, {A0: NewGeneration(row.epoch, 0)})[A0].epoch
+        commit = QueueCommit(queue=A0, state=QueueState(3, epoch), sinks=row.sinks)
+        self.store.commit(GROUP, [commit], query_id="q", batch_id=8)
+
+
+@pytest.fixture
+def earlier(tmp_path: Path) -> DeltaSink:
+    """A sink with eight rows of a queue, and the newest message of the group's batch."""
+    sink = DeltaSink(tmp_path / "earlier")
+    sink.prepare(POSITIONS)
+    batch = sink.begin(GROUP, {A0: 0})
+    batch.note_newest({A0: "[7,8,9]"})
+    rows = [
+        {"topic": "orders", "brokerName": "broker-a", "queueId": 0, "queueOffset": offset}
+        for offset in range(8)
+    ]
+    files = files_of(batch.task_writer(), iter(pa.Table.from_pylist(rows, schema=POSITIONS).to_batches()))
+    batch.commit(files, {A0: 8})
+    return sink
+
+
+def test_rows_from_before_offsets_began_again_keep_no_group_from_going_back(
+    earlier: DeltaSink, tmp_path: Path
+) -> None:
+    """H7, F4: a copy of the sink from before a topic was created again was put back."""
+    begun = Begun(tmp_path / "others", earlier)
+
+    assert reset_to_sink(begun.store, earlier, GROUP) == {A0: 0}
+
+    assert begun.store.read(GROUP)[A0].generation == 1
+
+
+def test_a_watermark_that_an_operator_set_does_not_show_which_rows_are_earlier(
+    earlier: DeltaSink, tmp_path: Path
+) -> None:
+    """H7, F4: of a sink that had lost the watermarks of both generations, for example."""
+    earlier.rewind(GROUP, {A0: 7})
+    begun = Begun(tmp_path / "others", earlier)
+    told = r"has 8 rows of its queues\. Offsets have begun again in .*storeTimestamp.*accept-gap.*beside_rows"
+
+    with pytest.raises(JobFailed, match=told) as refused:
+        begun.shop.do(reset, ToSink(), sink=earlier.path)
+    with pytest.raises(SinkConflict, match=told):
+        reset_to_sink(begun.store, earlier, GROUP)
+
+    assert "highest queueOffset" not in str(refused.value)
+    assert begun.store.read(GROUP)[A0].next_offset == 3
 
 
 def test_a_group_goes_back_to_each_of_its_sinks_that_has_lost_rows(tmp_path: Path, sink: DeltaSink) -> None:

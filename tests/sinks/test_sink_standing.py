@@ -93,6 +93,17 @@ def test_a_sink_whose_watermarks_were_forgotten_is_looked_at_before_messages_are
         assert "First check whether" not in refusal(rows(row(Q0, 12, LAKE)), other)
 
 
+def test_a_sink_that_shows_nothing_since_offsets_began_again_may_have_earlier_rows_only() -> None:
+    """H7, F4: an offset of these would be taken for one of the new log."""
+    found = rows(row(Q0, 3, LAKE)._replace(generation=1), row(Q1, 4, LAKE))
+
+    text = refusal(found, LAKE._replace(watermarks={}))
+
+    assert "highest queueOffset" not in text
+    assert f"Offsets have begun again in {Q0}, so rows of earlier messages have the same offsets" in text
+    assert "such as storeTimestamp. If there are rows of the messages that the sink lacks, choose (3)" in text
+
+
 def test_a_sink_that_was_set_back_is_named_with_queue_and_both_offsets() -> None:
     """H7"""
     text = refusal(rows(row(Q0, 12, LAKE), row(Q1, 4, LAKE)), LAKE)

@@ -154,15 +154,34 @@ def reset_to_sink(
 def rows_problem(sink: Sink, consumer_group: str, gap: SinkGap) -> str | None:
     """Return why a group's offsets must not go back to the watermarks of a sink; None if they may.
 
-    They must not if the table has rows of the queues but no watermarks: it might get these rows twice.
+    They must not if the table has rows of the queues but no watermarks: it might get these rows twice. A
+    queue does not count if the sink proves that its rows are from before the queue's offsets began again.
 
     Raises:
         OffsetError: If the sink cannot be read.
     """
     if not gap.may_be_forgotten or not isinstance(sink, CountsRows):
         return None
-    count = sink.count_rows(dict.fromkeys(gap.behind, 0))
-    return rows_there_text(consumer_group, gap.standing.path, count) if count else None
+    earlier = _with_earlier_rows_only(sink, consumer_group, gap) if gap.begun_again else frozenset()
+    queues = [queue for queue in gap.behind if queue not in earlier]
+    count = sink.count_rows(dict.fromkeys(queues, 0)) if queues else 0
+    begun_again = [queue for queue in gap.begun_again if queue not in earlier]
+    return rows_there_text(consumer_group, gap.standing.path, count, begun_again) if count else None
+
+
+def _with_earlier_rows_only(sink: Sink, consumer_group: str, gap: SinkGap) -> frozenset[MessageQueue]:
+    """Return the queues of which a sink has the group's rows only from before their offsets began again.
+
+    The sink proves that by the newest message below its watermark, since a batch of the group stored both. A
+    watermark without a message may come from an operator who had lost the later one.
+    """
+    earlier = {
+        key.queue: key.number
+        for key in sink.watermarks(consumer_group)
+        if key.queue in gap.behind and key.number < gap.behind[key.queue].generation
+    }
+    standings = sink.standings(consumer_group, earlier) if earlier else ()
+    return frozenset(queue for standing in standings for queue in standing.newest)
 
 
 def note_sink_ahead(store: OffsetStore, sink: Sink, consumer_group: str) -> None:

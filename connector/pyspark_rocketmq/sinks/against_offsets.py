@@ -94,6 +94,11 @@ class SinkGap(NamedTuple):
         return is_same and not any(at.get(queue, 0) for queue in self.behind)
 
     @property
+    def begun_again(self) -> list[MessageQueue]:
+        """Queues in ``behind`` whose offsets have begun again; earlier rows may have the same offsets."""
+        return sorted(queue for queue, row in self.behind.items() if row.generation)
+
+    @property
     def is_one_of_several(self) -> bool:
         """Whether one of the offset rows in ``behind`` names other sinks, too."""
         return any(len(row.sinks.identities) > 1 for row in self.behind.values())
@@ -277,23 +282,54 @@ def gap_message(consumer_group: str, gaps: Sequence[SinkGap], *, store: str) -> 
 
 
 def _if_rows_are_there(consumer_group: str, gap: SinkGap) -> str:
-    return (
+    check = (
         f" First check whether the rows are in {gap.standing.path} after all: if the table has or had the "
-        "property delta.setTransactionRetentionDuration, writers delete old watermarks. If the rows are "
-        "there, stop every query of the group, set the sink's offsets with "
+        "property delta.setTransactionRetentionDuration, writers delete old watermarks. "
+    )
+    if gap.begun_again:
+        # A rewind would set the watermarks of an earlier generation.
+        return (
+            f"{check}{_same_offsets_text(gap.begun_again)} If there are rows of the messages that the sink "
+            "lacks, choose (3): (1) would write them twice."
+        )
+    return (
+        f"{check}If the rows are there, stop every query of the group, set the sink's offsets with "
         f"DeltaSink({gap.standing.path!r}).rewind({consumer_group!r}, {{queue: highest queueOffset + 1}}) "
         "for every queue, and start the query again. The ways below would then write the rows twice."
     )
 
 
-def rows_there_text(consumer_group: str, path: str, count: int) -> str:
+def _same_offsets_text(queues: Sequence[MessageQueue]) -> str:
+    """Return the advice how to look at the rows of queues whose offsets have begun again."""
+    shown = "; ".join(map(str, queues[:_SHOWN_QUEUES]))
+    more = f"; and {len(queues) - _SHOWN_QUEUES} more queues" if len(queues) > _SHOWN_QUEUES else ""
+    return (
+        f"Offsets have begun again in {shown}{more}, so rows of earlier messages have the same offsets: "
+        "distinguish them by another column, such as storeTimestamp."
+    )
+
+
+def rows_there_text(
+    consumer_group: str, path: str, count: int, begun_again: Sequence[MessageQueue] = ()
+) -> str:
     """Return an error's text: the group is not moved back, because it would write rows a second time.
 
-    The sink at ``path`` has ``count`` rows of the group's queues, but no watermarks of the group.
+    The sink at ``path`` has ``count`` rows of the group's queues, but no watermarks of the group. In the
+    queues ``begun_again`` these may be rows from before the offsets began again.
     """
-    return (
+    found = (
         f"Nothing was changed: {path} shows no watermark of group {consumer_group}, but has "
-        f"{counted(count, 'row')} of its queues, which the group would write a second time. If "
+        f"{counted(count, 'row')} of its queues"
+    )
+    if begun_again:
+        return (
+            f"{found}. {_same_offsets_text(begun_again)} If the group wrote rows other than those of earlier "
+            "messages, it would write them a second time: let it continue where it is with "
+            "`pyspark-rocketmq offsets accept-gap`. If it wrote none, use rmq.reset_to_sink(store, sink, "
+            "consumer_group, beside_rows=True)."
+        )
+    return (
+        f"{found}, which the group would write a second time. If "
         "the group wrote them and its watermarks were deleted (delta.setTransactionRetentionDuration), set "
         f"the sink's offsets in Python: DeltaSink({path!r}).rewind({consumer_group!r}, {{queue: highest "
         "queueOffset + 1}) for every queue. If others wrote them, use rmq.reset_to_sink(store, sink, "

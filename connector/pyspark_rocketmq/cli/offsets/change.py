@@ -143,15 +143,37 @@ class SinkWatermarks:
             forgotten = self._sink().rewind_problem(consumer_group, [move.queue for move in back])
         if forgotten is not None:
             return f"Nothing was changed. {forgotten}"
+        sink = self._sink()
+        begun_again = {move.queue for move in back if move.row is not None and move.row.generation}
         with self._answering():
-            count = self._sink().count_rows({move.queue: move.target for move in back})
+            begun_again |= {key.queue for key in sink.watermarks(consumer_group) if key.number}
+            first = [move for move in back if move.queue not in begun_again]
+            later = [move for move in back if move.queue in begun_again]
+            count = sink.count_rows({move.queue: move.target for move in first}) if first else 0
+            unclear = sink.count_rows({move.queue: move.target for move in later}) if later else 0
         if count == 0:
-            return None
-        shown = " OR ".join(rows_condition(move.queue, move.target, "`") for move in back)
+            return self._unclear_text(consumer_group, unclear, later) if unclear else None
+        shown = " OR ".join(rows_condition(move.queue, move.target, "`") for move in first)
         remedy = f"DELETE FROM delta.`{self._path}` WHERE {shown}"  # noqa: S608 - shown, not run
         return (
             f"Nothing was changed: {self._path} still has {counted(count, 'row')} that group "
             f"{consumer_group} would write a second time. Remove them first: {remedy}"
+        )
+
+    def _unclear_text(self, consumer_group: str, count: int, moves: Sequence[QueueMove]) -> str:
+        """Return the refusal if there are rows of queues whose offsets have begun again.
+
+        Offsets do not show which of them the group would write a second time.
+        """
+        queues = "; ".join(str(move.queue) for move in moves)
+        return (
+            f"Nothing was changed: {self._path} still has {counted(count, 'row')} at or above the new "
+            f"offsets in queues whose offsets have begun again: {queues}. Rows of earlier messages, which "
+            "cannot be consumed again, have the same offsets as rows that group "
+            f"{consumer_group} would write a second time. Remove only the newer rows, chosen by another "
+            "column such as storeTimestamp. Then give this command without --rewind-sink and, before the "
+            f"query starts, set the watermarks in Python: DeltaSink({self._path!r}).rewind("
+            f"{consumer_group!r}, {{queue: new offset}})."
         )
 
     def rewind(self, consumer_group: str, targets: Mapping[MessageQueue, int]) -> None:

@@ -41,7 +41,7 @@ from pyspark_rocketmq.delta.table import STORAGE_ERRORS, TableForm, open_table, 
 from pyspark_rocketmq.display import masked
 from pyspark_rocketmq.errors import OptionError, SchemaError
 from pyspark_rocketmq.sinks.delta.appenders import SinkHandle
-from pyspark_rocketmq.sinks.delta.rules import cannot_take_files
+from pyspark_rocketmq.sinks.delta.rules import NEWER_ROWS_ONLY, cannot_take_files
 from pyspark_rocketmq.sinks.delta.sink_log import SinkLog
 from pyspark_rocketmq.sinks.delta.spark_writer import (
     NameTarget,
@@ -80,7 +80,7 @@ _REASONS: Final = ("its name in a catalog",)
 _SKIPPED: Final = (
     " Spark skips a commit of a group if the table has a later commit of the group already. If the table's "
     "history no longer shows the later commit, set the sink's offsets with DeltaSink.rewind(consumer_group, "
-    "{queue: highest queueOffset + 1}) for every queue."
+    f"{{queue: highest queueOffset + 1}}) for every queue. {NEWER_ROWS_ONLY}"
 )
 
 

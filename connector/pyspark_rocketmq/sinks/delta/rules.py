@@ -50,6 +50,12 @@ CHANGED_SINCE: Final = "changedSince"
 Its value is the table version of that earlier commit, which has the field ``wholeAt``.
 """
 
+NEWER_ROWS_ONLY: Final = (
+    "Where a queue's offsets have begun again, use only its newer rows, chosen by another column such as "
+    "storeTimestamp: earlier ones have the same offsets."
+)
+"""Completes advice to take an offset from the rows of a table, which do not show a queue's generation."""
+
 
 def app_id(consumer_group: str, queue: MessageQueue, generation: int = 0) -> str:
     """Return the Delta application id whose version is the watermark of one generation of a queue.

@@ -45,7 +45,13 @@ from pyspark_rocketmq.sinks.base import QueueGeneration
 from pyspark_rocketmq.sinks.delta.appenders import MergeAppender
 from pyspark_rocketmq.sinks.delta.batch import DeltaBatch
 from pyspark_rocketmq.sinks.delta.catalog import CatalogHome
-from pyspark_rocketmq.sinks.delta.rules import SinkCommit, app_id, rows_condition, superseded
+from pyspark_rocketmq.sinks.delta.rules import (
+    NEWER_ROWS_ONLY,
+    SinkCommit,
+    app_id,
+    rows_condition,
+    superseded,
+)
 from pyspark_rocketmq.sinks.delta.sink_log import SinkLog
 from pyspark_rocketmq.sinks.delta.table import MANY_COMMITS, PathHome, SinkTable
 from pyspark_rocketmq.sinks.delta.task_files import TaskWriter
@@ -357,7 +363,8 @@ class DeltaSink:
                 f"Cannot read from the log of {self.path} how far group {consumer_group} had got in the "
                 f"restored version: {self._table.storage.describe_error(exc)} "
                 "Stop the query, find the highest queueOffset of each queue in the rows, and pass {queue: "
-                "highest queueOffset + 1} first to the offset store's reset, then to DeltaSink.rewind."
+                "highest queueOffset + 1} first to the offset store's reset, then to DeltaSink.rewind. "
+                f"{NEWER_ROWS_ONLY}"
             ) from exc
         if then is log:
             raise OffsetError(
@@ -392,7 +399,9 @@ class DeltaSink:
         ends when the queue's offsets start again.
 
         Stop the query before you call this. Delete rows at or above the new watermarks first: otherwise they
-        would be written a second time. No offset of the group may stay above its queue's watermark.
+        would be written a second time. If a queue's offsets began again, delete only its newer rows, chosen
+        by another column such as ``storeTimestamp``: earlier ones have the same offsets. No offset of the
+        group may stay above its queue's watermark.
 
         Raises:
             OffsetError: If a next offset is negative.

@@ -43,6 +43,7 @@ from pyspark_rocketmq.display import masked
 from pyspark_rocketmq.errors import OptionError, SchemaError, SinkConflict
 from pyspark_rocketmq.sinks.delta.appenders import Appender, FileAppender, SinkHandle
 from pyspark_rocketmq.sinks.delta.rules import (
+    NEWER_ROWS_ONLY,
     SinkCommit,
     cannot_take_files,
     check_characters,
@@ -540,10 +541,11 @@ class SinkTable:
             "the log of the sink %s no longer reaches back to the last commit of group %s: if the table was "
             "restored or replaced since then, rows are missing that the group's watermarks count as written. "
             "Compare DeltaSink(path).watermarks(group) with the highest queueOffset of each queue in the "
-            "table, and correct them with DeltaSink.rewind. Keep the log longer than a group may be idle "
+            "table, and correct them with DeltaSink.rewind. %s Keep the log longer than a group may be idle "
             "(delta.logRetentionDuration).",
             masked(self.path),
             consumer_group,
+            NEWER_ROWS_ONLY,
         )
 
     def check_unaltered(self, form: TableForm) -> tuple[str, ...]:

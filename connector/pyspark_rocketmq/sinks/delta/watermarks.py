@@ -47,6 +47,7 @@ from pyspark_rocketmq.offsets.store import SinkRecord
 from pyspark_rocketmq.sinks.base import QueueGeneration, generation_of, newest_generations
 from pyspark_rocketmq.sinks.delta.rules import (
     CHANGED_SINCE,
+    NEWER_ROWS_ONLY,
     NEWEST,
     NUMBER,
     REACHED,
@@ -332,7 +333,7 @@ def _from_commits(log: SinkLog, consumer_group: str) -> GroupCommit:
             "table's path, but the group's offsets cannot be read from its folder "
             f"{masked(log.table.location)}. Name the table by its path as before, give DeltaSink the "
             "storage_options for that folder, or set the offsets with DeltaSink.rewind(consumer_group, "
-            "{queue: highest queueOffset + 1}) for every queue."
+            f"{{queue: highest queueOffset + 1}}) for every queue. {NEWER_ROWS_ONLY}"
         )
     number = stored.pop(group_app_id(consumer_group), 0)
     if newest is None and number:
@@ -446,7 +447,8 @@ def _lost_progress_error(log: SinkLog, consumer_group: str) -> SinkConflict:
         f"The Delta table {masked(log.log.table_uri)} has rows of group {consumer_group}, but the log entry "
         "that recorded their offsets has been cleaned up. Set the offsets with "
         "DeltaSink.rewind(consumer_group, {queue: highest queueOffset + 1}) for every queue, and start the "
-        "query again. Keep the log longer than the group may be idle (delta.logRetentionDuration)."
+        f"query again. {NEWER_ROWS_ONLY} Keep the log longer than the group may be idle "
+        "(delta.logRetentionDuration)."
     )
 
 
@@ -457,7 +459,7 @@ def _unknown_progress_error(log: SinkLog, consumer_group: str) -> SinkConflict:
         f"{consumer_group}: while a table has the property {TRANSACTION_RETENTION}, writers delete old "
         "watermarks, and its log has no commit of the group that records them. Stop every query of the group "
         "and set the sink's offsets with DeltaSink.rewind(consumer_group, {queue: highest queueOffset + 1}) "
-        "for every queue, with 0 for a queue without rows; then start the query again. After that, and not "
-        "before, you may remove the property, so that no watermark is deleted any more: "
+        f"for every queue, with 0 for a queue without rows. {NEWER_ROWS_ONLY} Then start the query again. "
+        "After that, and not before, you may remove the property, so that no watermark is deleted any more: "
         f"ALTER TABLE ... UNSET TBLPROPERTIES ('{TRANSACTION_RETENTION}')."
     )
