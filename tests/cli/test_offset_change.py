@@ -10,6 +10,7 @@ import functools
 import io
 import json
 import re
+import shutil
 import sys
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -758,7 +759,7 @@ def test_a_watermark_that_an_operator_set_does_not_show_which_rows_are_earlier(
     """H7, F4: of a sink that had lost the watermarks of both generations, for example."""
     earlier.rewind(GROUP, {A0: 7})
     begun = Begun(tmp_path / "others", earlier)
-    told = r"has 8 rows of its queues\. Offsets have begun again in .*storeTimestamp.*accept-gap.*beside_rows"
+    told = r"has 8 rows of its queues, which .* Offsets have begun again in .*storeTimestamp.*accept-gap.*beside_rows"
 
     with pytest.raises(JobFailed, match=told) as refused:
         begun.shop.do(reset, ToSink(), sink=earlier.path)
@@ -767,6 +768,33 @@ def test_a_watermark_that_an_operator_set_does_not_show_which_rows_are_earlier(
 
     assert "highest queueOffset" not in str(refused.value)
     assert begun.store.read(GROUP)[A0].next_offset == 3
+
+
+def test_a_group_does_not_go_back_to_the_beginning_of_a_table_that_was_rewritten(
+    shop: Shop, tmp_path: Path
+) -> None:
+    """H7, H10: it has another id and no watermarks, and all rows; and it goes on as the error says."""
+    sink = DeltaSink(tmp_path / "rewritten")
+    sink.prepare(POSITIONS)
+    lossy = Lossy(Shop(DeltaOffsetStore(tmp_path / "others")), sink, passed={A0: 8})
+    shutil.rmtree(sink.path)
+    row = {"topic": "orders", "brokerName": "broker-a", "queueId": 0, "queueOffset": 7}
+    write_deltalake(sink.path, pa.Table.from_pylist([row], schema=POSITIONS), partition_by=["topic"])
+    assert lossy.is_refused()
+
+    for refused in (
+        lambda: lossy.shop.do(reset, ToSink(), sink=sink.path),
+        lambda: reset_to_sink(lossy.shop.store, sink, GROUP),
+    ):
+        with pytest.raises((JobFailed, SinkConflict), match=r"has 1 row of its.*rewind\('etl', .*accept-gap"):
+            refused()
+    assert lossy.shop.now() == {A0: 8}
+    sink.rewind(GROUP, {A0: 8})
+    assert lossy.is_refused()
+    lossy.shop.do(accept_gap)
+
+    assert not lossy.is_refused()
+    assert (lossy.shop.now(), watermarks(sink)) == ({A0: 8}, {A0: 8})
 
 
 def test_a_group_goes_back_to_each_of_its_sinks_that_has_lost_rows(tmp_path: Path, sink: DeltaSink) -> None:

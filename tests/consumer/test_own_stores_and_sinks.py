@@ -115,8 +115,10 @@ class OwnSink:
 
 
 class CountingSink(OwnSink):
+    count = 3
+
     def count_rows(self, from_offsets: Mapping[MessageQueue, int]) -> int:
-        return 3 if from_offsets == {Q0: 0} else 0
+        return self.count if from_offsets == {Q0: 0} else 0
 
 
 class FileSink(OwnSink):
@@ -197,11 +199,24 @@ def test_the_newest_messages_reach_only_a_batch_that_stores_them() -> None:
 
 
 def test_rows_without_watermarks_are_found_in_a_sink_that_counts_them() -> None:
+    """H7, H10: they might come twice, as those of a sink that cannot count them."""
     rows = OwnStore().claim(GROUP, "me", {Q0: 4})
-    gap = SinkGap(SinkStanding("own", "table-1", {}, path="/lake/orders"), "table-1", rows)
+    own = SinkStanding("own", "table-1", {})
+    gap = SinkGap(own, "table-1", rows)
+    counting = CountingSink()
+    others: list[Sink] = [OwnSink(), DeltaSink("main.shop.orders")]
 
-    assert rows_problem(OwnSink(), GROUP, gap) is None
-    assert "has 3 rows of its queues" in str(rows_problem(CountingSink(), GROUP, gap))
+    assert "has 3 rows of its queues" in str(rows_problem(counting, GROUP, gap))
+    for sink in others:
+        problem = str(rows_problem(sink, GROUP, gap))
+        assert "own shows no watermark of group" in problem
+        assert "cannot be counted" in problem
+        assert "beside_rows=True" in problem
+    counting.count = 0
+    for one in (gap._replace(remembered="table-2"), gap):
+        assert rows_problem(counting, GROUP, one) is None
+    for standing in (own._replace(watermarks={Q0: 2}), own._replace(identity=None)):
+        assert rows_problem(OwnSink(), GROUP, gap._replace(standing=standing)) is None
 
 
 def test_the_start_looks_at_the_folders_of_sinks_that_have_some() -> None:

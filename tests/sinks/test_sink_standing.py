@@ -89,7 +89,8 @@ def test_a_sink_whose_watermarks_were_forgotten_is_looked_at_before_messages_are
 
     remedy = f"DeltaSink('/lake/orders').rewind('{GROUP}', {{queue: highest queueOffset + 1}})"
     assert text.index(remedy) < text.index("offsets reset --to sink")
-    for other in (LAKE, LAKE._replace(identity="table-2", watermarks={}), LAKE._replace(identity=None)):
+    assert "setTransactionRetentionDuration" in text
+    for other in (LAKE, LAKE._replace(identity="table-2"), LAKE._replace(identity=None, watermarks={})):
         assert "First check whether" not in refusal(rows(row(Q0, 12, LAKE)), other)
 
 
@@ -102,6 +103,33 @@ def test_a_sink_that_shows_nothing_since_offsets_began_again_may_have_earlier_ro
     assert "highest queueOffset" not in text
     assert f"Offsets have begun again in {Q0}, so rows of earlier messages have the same offsets" in text
     assert "such as storeTimestamp. If there are rows of the messages that the sink lacks, choose (3)" in text
+
+
+def test_a_table_that_was_rewritten_may_have_all_rows() -> None:
+    """H7, H10: a copy has them, and no watermarks; a copy's id is another one whatever is set in it."""
+    rewritten = LAKE._replace(identity="table-2", watermarks={Q0: 0})
+
+    text = refusal(rows(row(Q0, 12, LAKE)), rewritten)
+
+    assert f"The sink /lake/orders may lack rows of messages that group {GROUP} has consumed" in text
+    assert "First check whether the rows are in /lake/orders after all: a table that was rewritten" in text
+    steps = f"DeltaSink('/lake/orders').rewind('{GROUP}', {{queue: highest queueOffset + 1}}) for every queue"
+    assert f"{steps}, accept the gap by (3), and start the query again. (1) would then write the" in text
+    assert text.index(steps) < text.index("offsets reset --to sink")
+    assert "(3) Accept the gap, also if the sink has all rows, and go on" in text
+
+
+@pytest.mark.parametrize("identity", ["table-1", "table-2"])
+def test_a_sink_without_a_path_may_have_all_rows_too(identity: str) -> None:
+    """H7, H10: a catalog's table whose commits of the group were cleaned up; a database's table, made again."""
+    named = SinkStanding("main.shop.orders", "table-1", {})
+
+    text = refusal(rows(row(Q0, 12, named)), named._replace(identity=identity))
+
+    assert "main.shop.orders may lack rows" in text
+    assert "First check whether the rows are in main.shop.orders after all" in text
+    assert "DeltaSink.rewind(consumer_group, {queue: highest queueOffset + 1}) for every queue" in text
+    assert "accept the gap by (3)" in text
 
 
 def test_a_sink_that_was_set_back_is_named_with_queue_and_both_offsets() -> None:

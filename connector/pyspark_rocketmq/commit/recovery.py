@@ -119,11 +119,11 @@ def reset_to_sink(
         store: The store with the group's offsets.
         sink: Every sink of the query.
         consumer_group: The group.
-        beside_rows: Whether to move offsets back to 0 even if a Delta table has rows of the queues, but no
-            watermarks of the group. Set this only if others wrote these rows.
+        beside_rows: Whether to move offsets back to 0 even if a sink without watermarks of the group has rows
+            of the queues, or cannot count its rows. Set this only if it has none, or if others wrote them.
 
     Raises:
-        SinkConflict: If there is such a table, and ``beside_rows`` is not set: it might get the rows twice.
+        SinkConflict: If there is such a sink, and ``beside_rows`` is not set: it might get the rows twice.
         OffsetError: If a sink cannot be read, or if a queue was claimed or moved meanwhile; such a queue is
             not moved.
         OffsetStoreUnavailable, OffsetCommitConflict: If the store cannot be read or written.
@@ -154,19 +154,22 @@ def reset_to_sink(
 def rows_problem(sink: Sink, consumer_group: str, gap: SinkGap) -> str | None:
     """Return why a group's offsets must not go back to the watermarks of a sink; None if they may.
 
-    They must not if the table has rows of the queues but no watermarks: it might get these rows twice. A
-    queue does not count if the sink proves that its rows are from before the queue's offsets began again.
+    They must not if the sink has no watermarks, but rows of the queues, or rows that it cannot count: it
+    might get these rows twice. A queue does not count if the sink proves that its rows are from before the
+    queue's offsets began again.
 
     Raises:
         OffsetError: If the sink cannot be read.
     """
-    if not gap.may_be_forgotten or not isinstance(sink, CountsRows):
+    if not gap.may_be_forgotten:
         return None
     earlier = _with_earlier_rows_only(sink, consumer_group, gap) if gap.begun_again else frozenset()
     queues = [queue for queue in gap.behind if queue not in earlier]
-    count = sink.count_rows(dict.fromkeys(queues, 0)) if queues else 0
+    if not queues:
+        return None
+    count = sink.count_rows(dict.fromkeys(queues, 0)) if isinstance(sink, CountsRows) else None
     begun_again = [queue for queue in gap.begun_again if queue not in earlier]
-    return rows_there_text(consumer_group, gap.standing.path, count, begun_again) if count else None
+    return None if count == 0 else rows_there_text(consumer_group, gap, count, begun_again)
 
 
 def _with_earlier_rows_only(sink: Sink, consumer_group: str, gap: SinkGap) -> frozenset[MessageQueue]:

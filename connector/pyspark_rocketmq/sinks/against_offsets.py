@@ -85,13 +85,13 @@ class SinkGap(NamedTuple):
 
     @property
     def may_be_forgotten(self) -> bool:
-        """Whether perhaps only the watermarks are gone, and the sink still has all rows.
+        """Whether perhaps only the watermarks are gone, and the sink has all rows.
 
-        True for the same Delta table at a path, if it has no watermark of any queue in ``behind``.
+        True if the sink is there, and has no watermark of any queue in ``behind``. A table that was rewritten
+        or copied is another one, without watermarks, and has the rows.
         """
         at = self.standing.watermarks
-        is_same = bool(self.standing.path and self.standing.identity) and not self.is_another
-        return is_same and not any(at.get(queue, 0) for queue in self.behind)
+        return self.standing.identity is not None and not any(at.get(queue, 0) for queue in self.behind)
 
     @property
     def begun_again(self) -> list[MessageQueue]:
@@ -268,6 +268,7 @@ def gap_message(consumer_group: str, gaps: Sequence[SinkGap], *, store: str) -> 
     group = f"--option offsetStore={store} --option consumerGroup={consumer_group}"
     at_brokers = f"{group} --option nameServers=HOST:PORT"
     back = _way_back(gaps, at_brokers)
+    given = ", also if the sink has all rows," if any(map(_may_have_all, gaps)) else ""
     return (
         " ".join(_what_is_missing(consumer_group, gap) for gap in gaps)
         + " Nothing was consumed since."
@@ -276,26 +277,36 @@ def gap_message(consumer_group: str, gaps: Sequence[SinkGap], *, store: str) -> 
         "query of the group and choose one of three ways. (1) Consume the messages that the sink lacks "
         f"again, as far as brokers still have them: {back}. (2) Start over with an empty sink and all "
         "messages that brokers have: remove the sink's table, and run "
-        f"`pyspark-rocketmq offsets reset --to earliest {at_brokers}`. (3) Accept the gap and go on from "
-        f"here: `pyspark-rocketmq offsets accept-gap {group}`."
+        f"`pyspark-rocketmq offsets reset --to earliest {at_brokers}`. (3) Accept the gap{given} and go on "
+        f"from here: `pyspark-rocketmq offsets accept-gap {group}`."
     )
+
+
+def _may_have_all(gap: SinkGap) -> bool:
+    return gap.is_another or gap.may_be_forgotten
 
 
 def _if_rows_are_there(consumer_group: str, gap: SinkGap) -> str:
-    check = (
-        f" First check whether the rows are in {gap.standing.path} after all: if the table has or had the "
-        "property delta.setTransactionRetentionDuration, writers delete old watermarks. "
-    )
+    if gap.is_another:
+        why = "a table that was rewritten or copied has them, and no watermarks"
+    elif gap.standing.path:
+        why = (
+            "if the table has or had the property delta.setTransactionRetentionDuration, writers delete old "
+            "watermarks"
+        )
+    else:
+        why = "perhaps only its watermarks are gone"
+    check = f" First check whether the rows are in {_place(gap)} after all: {why}."
     if gap.begun_again:
         # A rewind would set the watermarks of an earlier generation.
         return (
-            f"{check}{_same_offsets_text(gap.begun_again)} If there are rows of the messages that the sink "
+            f"{check} {_same_offsets_text(gap.begun_again)} If there are rows of the messages that the sink "
             "lacks, choose (3): (1) would write them twice."
         )
     return (
-        f"{check}If the rows are there, stop every query of the group, set the sink's offsets with "
-        f"DeltaSink({gap.standing.path!r}).rewind({consumer_group!r}, {{queue: highest queueOffset + 1}}) "
-        "for every queue, and start the query again. The ways below would then write the rows twice."
+        f"{check} If the rows are there, stop every query of the group, "
+        f"{_steps_with_rows(consumer_group, gap, 'accept the gap by (3)')}, and start the query again. (1) "
+        "would then write the rows twice."
     )
 
 
@@ -310,31 +321,55 @@ def _same_offsets_text(queues: Sequence[MessageQueue]) -> str:
 
 
 def rows_there_text(
-    consumer_group: str, path: str, count: int, begun_again: Sequence[MessageQueue] = ()
+    consumer_group: str, gap: SinkGap, count: int | None, begun_again: Sequence[MessageQueue] = ()
 ) -> str:
     """Return an error's text: the group is not moved back, because it would write rows a second time.
 
-    The sink at ``path`` has ``count`` rows of the group's queues, but no watermarks of the group. In the
-    queues ``begun_again`` these may be rows from before the offsets began again.
+    The sink has ``count`` rows of the queues in ``gap``, but no watermarks; None if it cannot count them. In
+    the queues ``begun_again`` these may be rows from before the offsets began again.
     """
+    accept = "then accept the gap (`pyspark-rocketmq offsets accept-gap`)"
+    found, if_none = (
+        (f"but has {counted(count, 'row')} of its queues, which the group would", "If")
+        if count is not None
+        else ("and its rows cannot be counted here: the group might", "If it has none of the queues, or if")
+    )
     found = (
-        f"Nothing was changed: {path} shows no watermark of group {consumer_group}, but has "
-        f"{counted(count, 'row')} of its queues"
+        f"Nothing was changed: {_place(gap)} shows no watermark of group {consumer_group}, {found} write a "
+        "second time."
     )
     if begun_again:
         return (
-            f"{found}. {_same_offsets_text(begun_again)} If the group wrote rows other than those of earlier "
-            "messages, it would write them a second time: let it continue where it is with "
-            "`pyspark-rocketmq offsets accept-gap`. If it wrote none, use rmq.reset_to_sink(store, sink, "
-            "consumer_group, beside_rows=True)."
+            f"{found} {_same_offsets_text(begun_again)} If the group wrote rows other than those of earlier "
+            "messages, let it continue where it is with `pyspark-rocketmq offsets accept-gap`. If it wrote "
+            "none, use rmq.reset_to_sink(store, sink, consumer_group, beside_rows=True)."
         )
     return (
-        f"{found}, which the group would write a second time. If "
-        "the group wrote them and its watermarks were deleted (delta.setTransactionRetentionDuration), set "
-        f"the sink's offsets in Python: DeltaSink({path!r}).rewind({consumer_group!r}, {{queue: highest "
-        "queueOffset + 1}) for every queue. If others wrote them, use rmq.reset_to_sink(store, sink, "
-        "consumer_group, beside_rows=True)."
+        f"{found} If the group wrote them and only the watermarks are gone (the table was rewritten, or "
+        "has or had delta.setTransactionRetentionDuration), "
+        f"{_steps_with_rows(consumer_group, gap, accept)}. {if_none} others wrote them, use "
+        "rmq.reset_to_sink(store, sink, consumer_group, beside_rows=True)."
     )
+
+
+def _place(gap: SinkGap) -> str:
+    return gap.standing.path or gap.standing.name
+
+
+def _steps_with_rows(consumer_group: str, gap: SinkGap, accept: str) -> str:
+    """Return what to do if a sink has its rows, but no watermarks; ``accept`` is how to accept a gap."""
+    path = gap.standing.path
+    if not path:
+        return (
+            "set a Delta table's offsets with DeltaSink.rewind(consumer_group, {queue: highest queueOffset + "
+            f"1}}) for every queue, {accept}"
+        )
+    rewind = (
+        f"set the sink's offsets with DeltaSink({path!r}).rewind({consumer_group!r}, {{queue: highest "
+        "queueOffset + 1}) for every queue"
+    )
+    # Rows name the table that they were written to, so another one stays a gap whatever its watermarks are.
+    return f"{rewind}, {accept}" if gap.is_another else rewind
 
 
 def _way_back(gaps: Sequence[SinkGap], options: str) -> str:
@@ -369,7 +404,8 @@ def _what_is_missing(consumer_group: str, gap: SinkGap) -> str:
             "the sink was created again, restored to an earlier state, or failed over to a replica without "
             "its last commits"
         )
+    lacks = "may lack" if _may_have_all(gap) else "lacks"
     return (
-        f"The sink {standing.name} lacks rows of messages that group {consumer_group} has consumed: {why}. "
+        f"The sink {standing.name} {lacks} rows of messages that group {consumer_group} has consumed: {why}. "
         f"{listed}{more}."
     )

@@ -447,10 +447,11 @@ class CountsRows(Protocol):
     Before the progress of a group is set back, this shows which rows the group would write a second time.
     """
 
-    def count_rows(self, from_offsets: Mapping[MessageQueue, int]) -> int:
+    def count_rows(self, from_offsets: Mapping[MessageQueue, int]) -> int | None:
         """Count the rows in the sink's table from messages of each queue at or above the given offset.
 
-        A sink that cannot get rows twice returns 0.
+        A sink that cannot get rows twice returns 0. None: the rows cannot be counted, as if the sink did not
+        have this method.
         """
         ...
 

@@ -151,7 +151,7 @@ class SinkWatermarks:
             later = [move for move in back if move.queue in begun_again]
             count = sink.count_rows({move.queue: move.target for move in first}) if first else 0
             unclear = sink.count_rows({move.queue: move.target for move in later}) if later else 0
-        if count == 0:
+        if not count:
             return self._unclear_text(consumer_group, unclear, later) if unclear else None
         shown = " OR ".join(rows_condition(move.queue, move.target, "`") for move in first)
         remedy = f"DELETE FROM delta.`{self._path}` WHERE {shown}"  # noqa: S608 - shown, not run

@@ -300,12 +300,14 @@ class DeltaSink:
         name, path = masked(self._table.home.place), masked(self._table.home.command_path)
         return SinkStanding(name, log.table.table_id, watermarks, path, later=later)
 
-    def count_rows(self, from_offsets: Mapping[MessageQueue, int]) -> int:
-        """Count the rows of each queue at or above the given offset; only for a table by path.
+    def count_rows(self, from_offsets: Mapping[MessageQueue, int]) -> int | None:
+        """Count the rows of each queue at or above the given offset; return None for a table by name.
 
         Raises:
             OffsetError: If the table cannot be read.
         """
+        if not self._table.home.command_path:
+            return None
         where = " OR ".join(rows_condition(queue, begin) for queue, begin in sorted(from_offsets.items()))
         return self._read(f"Rows of {self.path}", lambda: self._table.count_rows(where))
 
