@@ -11,10 +11,12 @@ from pyspark_rocketmq.commit.recovery import check_sink, note_sink_ahead, seed_o
 from pyspark_rocketmq.consumer.preparation import log_unused_start
 from pyspark_rocketmq.model import ConsumeFromWhere, QueueState
 from pyspark_rocketmq.offsets.delta import DeltaOffsetStore
+from pyspark_rocketmq.offsets.open import MemoryOffsetStore
 from pyspark_rocketmq.offsets.store import QueueCommit
 from pyspark_rocketmq.sinks.against_offsets import recorded_sinks
 from pyspark_rocketmq.sinks.delta.sink import DeltaSink
 from pyspark_rocketmq.stored_values import RememberedMessages
+from tests.helpers.fake_clock import FakeClock
 from tests.helpers.sink_rows import GROUP, Q0, Q1, files_of
 from tests.helpers.sink_rows import run_batch as run
 from tests.sinks.sink_conformance import SCHEMA, rows, with_newest
@@ -61,11 +63,65 @@ def test_the_group_goes_on_in_the_generation_that_the_sink_has_rows_of(
 
 def test_offsets_that_are_there_are_not_changed(sink: DeltaSink, store: DeltaOffsetStore) -> None:
     """F5: an operator may have moved them anywhere."""
-    store.reset(GROUP, {Q0: 1})
+    there = store.reset(GROUP, {Q0: 1, Q1: 0})
 
     seed_offsets_from_sink(store, sink, GROUP)
 
-    assert {queue: row.next_offset for queue, row in store.read(GROUP).items()} == {Q0: 1}
+    assert store.read(GROUP) == there
+
+
+def test_a_queue_that_a_put_back_store_lacks_goes_on_where_the_sink_is(
+    sink: DeltaSink, store: DeltaOffsetStore, caplog: pytest.LogCaptureFixture
+) -> None:
+    """H2, F2: its topic may have been subscribed since; at the end, its messages would be passed over."""
+    [there] = store.claim(GROUP, "one", {Q0: 3}).values()
+    with_newest(sink, {Q1: 4}, {Q1: "[3,1003,192]"})
+
+    with caplog.at_level(logging.WARNING):
+        seed_offsets_from_sink(store, sink, GROUP)
+    found = store.read(GROUP)
+    seed_offsets_from_sink(store, sink, GROUP)
+
+    assert (found[Q0].epoch, found[Q0].owner) == (there.epoch, "one"), "a member may run"
+    assert {queue: row.next_offset for queue, row in found.items()} == {Q0: 3, Q1: 4}
+    assert found[Q1].state.last_message.to_text() == "[3,1003,192]"
+    [warning] = caplog.messages
+    assert "has no offset of group" in warning
+    assert f"{Q1}=4" in warning
+    assert str(Q0) not in warning
+    assert store.read(GROUP) == found
+
+
+def test_a_queue_that_another_member_claims_meanwhile_is_left_to_it(
+    sink: DeltaSink, store: DeltaOffsetStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """C5: its row is there before the sink's first watermark of the queue, and its epoch must not grow."""
+    store.claim(GROUP, "one", {Q0: 5})
+    watermarks = sink.watermarks
+
+    def claimed_and_written_meanwhile(group: str) -> object:
+        store.claim(GROUP, "two", {Q1: 0})
+        return watermarks(group)
+
+    monkeypatch.setattr(sink, "watermarks", claimed_and_written_meanwhile)
+    seed_offsets_from_sink(store, sink, GROUP)
+
+    row = store.read(GROUP)[Q1]
+    assert (row.owner, row.epoch, row.next_offset) == ("two", 1, 0)
+
+
+def test_a_queue_whose_broker_is_away_is_not_missing_in_a_store_at_the_brokers(sink: DeltaSink) -> None:
+    """H2: such a store of a user's own leaves it out."""
+
+    class AtBrokers(MemoryOffsetStore):
+        is_at_brokers = True
+
+    store = AtBrokers("at brokers", clock=FakeClock())
+    store.claim(GROUP, "one", {Q0: 3})
+
+    seed_offsets_from_sink(store, sink, GROUP)
+
+    assert store.read(GROUP).keys() == {Q0}
 
 
 def test_a_group_that_is_new_to_both_begins_where_the_options_say(

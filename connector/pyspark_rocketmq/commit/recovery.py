@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from pyspark_rocketmq.errors import OffsetError, SinkConflict
 from pyspark_rocketmq.model import MessageQueue
-from pyspark_rocketmq.offsets.store import CLAIMED, OffsetRow, OffsetStore
+from pyspark_rocketmq.offsets.store import CLAIMED, OffsetRow, OffsetStore, is_at_brokers
 from pyspark_rocketmq.sinks.against_offsets import (
     SinkGap,
     ahead_of,
@@ -30,34 +30,39 @@ logger = logging.getLogger(__name__)
 
 
 def seed_offsets_from_sink(store: OffsetStore, sink: Sink, consumer_group: str) -> None:
-    """Let a group whose offsets were lost start at the watermarks of its sink.
+    """Let queues whose offsets were lost start at the watermarks of the sink.
 
-    Do nothing if the store has an offset of the group, or if the sink has no watermark of it (a new group).
+    A member claims a queue in the store before the sink gets a watermark of it. So if the sink has one and
+    the store no row, the store was lost, or put back to an earlier state. Queues without a watermark, as of a
+    new group, are left out. Do nothing if brokers keep the offsets and the store has rows: such a store
+    leaves out queues whose brokers are away.
 
-    If it started at the position in the options, it would skip messages or consume all of them again. The
-    watermarks are the offsets that the store had, or a batch or some seconds further. If the brokers' offsets
-    are still further, a group of Java and Spark members continues there.
+    If a queue started at the position in the options, the group would skip messages of it or consume all of
+    them again. The watermarks are the offsets that the store had, or a batch or some seconds further. If the
+    brokers' offsets are still further, a group of Java and Spark members continues there.
 
     Raises:
         OffsetError: If the sink's log cannot be read.
         OffsetStoreUnavailable, OffsetCommitConflict: If the store cannot be read or written.
     """
-    if store.read(consumer_group):
-        return
     watermarks = sink.watermarks(consumer_group)
-    if not watermarks:
+    # Read the rows after the watermarks: a running member may claim a queue and write to the sink in between.
+    rows = store.read(consumer_group)
+    lost = {key: offset for key, offset in watermarks.items() if key.queue not in rows}
+    if not lost or (rows and is_at_brokers(store)):
         return
     # The rows get no owner: members claim them later.
-    starts = {key.queue: offset for key, offset in watermarks.items()}
-    generations = {key.queue: key.number for key in watermarks}
+    starts = {key.queue: offset for key, offset in lost.items()}
+    generations = {key.queue: key.number for key in lost}
     store.claim(consumer_group, "", starts, generations)
     # The broker may no longer have the messages before these offsets, so have planners check that.
     note_sink_ahead(store, sink, consumer_group)
     logger.warning(
-        "the offset store has nothing of group %s, but the sink has its rows: the group goes on where the "
-        "sink ends, whatever consume_from_where is; to consume messages again, reset the group store=%r "
-        "sink=%s %s",
+        "the offset store has no offset of group %s in %d queues, but the sink has its rows: there the group "
+        "goes on where the sink ends, whatever consume_from_where is; to consume messages again, reset the "
+        "group store=%r sink=%s %s",
         consumer_group,
+        len(starts),
         store,
         sink,
         " ".join(f"{queue}={offset}" for queue, offset in sorted(starts.items())),

@@ -58,7 +58,7 @@ def check_and_prepare(
 ) -> None:
     """Check cluster, tables and offsets before the query starts; create the sink's table if it is missing.
 
-    An offset store that has lost the group gets the progress in the sink (its watermarks).
+    An offset store that has lost queues of the group gets their progress in the sink (its watermarks).
 
     Args:
         spark: The session that runs the query.
