@@ -7,8 +7,9 @@ import pickle
 import re
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ from pyspark_rocketmq.model import MessageQueue
 from pyspark_rocketmq.sinks.base import QueueGeneration
 from pyspark_rocketmq.sinks.delta import spark_writer
 from pyspark_rocketmq.sinks.delta.appenders import FileAppender
+from pyspark_rocketmq.sinks.delta.catalog import CatalogHome
 from pyspark_rocketmq.sinks.delta.rules import SinkCommit, app_id, own_metadata
 from pyspark_rocketmq.sinks.delta.sink import DeltaSink
 from pyspark_rocketmq.sinks.delta.sink_log import SinkLog, log_of, opened_log
@@ -577,6 +579,52 @@ def test_an_existing_table_that_gets_many_commits_is_warned_of(
     [message] = caplog.messages
     assert "'delta.deletedFileRetentionDuration' = 'interval 1 day'" in message
     assert "logRetentionDuration" not in message
+
+
+_LOG = "delta.logRetentionDuration"
+
+
+@pytest.mark.parametrize("kind", ["Spark writes it", "transaction ids expire"])
+def test_a_log_that_has_the_watermarks_is_not_to_be_shortened(
+    path: Path, kind: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """H2, J5: a group that was idle for longer would be refused."""
+    expiring = {"delta.setTransactionRetentionDuration": "interval 7 days"}
+    by_spark = kind == "Spark writes it"
+    table = DeltaTable.create(path, schema=SCHEMA, configuration={} if by_spark else expiring)
+    if by_spark:
+        table.alter.add_constraint({"counted": "queueOffset >= 0"})
+    sink = DeltaSink(path)
+    sink.expect_many_commits()
+    with (
+        caplog.at_level("WARNING", logger="pyspark_rocketmq"),
+        pytest.raises(OptionError, match="CHECK constraint") if by_spark else nullcontext(),
+    ):
+        sink.prepare(SCHEMA)
+
+    [message] = caplog.messages
+    assert all(name in message for name in MANY_COMMITS if name != _LOG)
+    assert _LOG not in message
+
+
+def test_a_table_in_a_catalog_is_created_with_an_ordinary_log(monkeypatch: pytest.MonkeyPatch) -> None:
+    """H2, J5: Spark writes it."""
+    given: list[Mapping[str, str]] = []
+
+    def create(
+        _: CatalogHome, schema: pa.Schema, partition_by: object, properties: Mapping[str, str]
+    ) -> None:
+        given.append(properties)
+        raise OptionError(("there is no catalog",))
+
+    monkeypatch.setattr(CatalogHome, "open", lambda _: None)
+    monkeypatch.setattr(CatalogHome, "create", create)
+    sink = DeltaSink("main.shop.orders")
+    sink.expect_many_commits()
+    with pytest.raises(OptionError, match="there is no catalog"):
+        sink.prepare(SCHEMA)
+
+    assert given == [{name: value for name, value in MANY_COMMITS.items() if name != _LOG}]
 
 
 def test_prepare_says_which_path_it_chose(path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -179,7 +179,8 @@ class DeltaSink:
     def expect_many_commits(self) -> None:
         """Make ``prepare`` give a new table properties that keep its log short.
 
-        If the table exists and lacks one of these properties, ``prepare`` logs a warning.
+        If the table exists and lacks one of these properties, ``prepare`` logs a warning. The log's retention
+        is left out where watermarks may be only in the log: ``SinkTable.properties_for``.
         """
         self._table.properties = MANY_COMMITS
 

@@ -18,6 +18,7 @@ from pyspark.sql import SparkSession
 
 from pyspark_rocketmq.delta.compaction import Compactor
 from pyspark_rocketmq.delta.features import (
+    expires_transactions,
     features_of_every_commit,
     form_changes,
     refused_features,
@@ -71,14 +72,15 @@ _CLEAN_UP_EVERY = 1_000
 """Least number of versions between two removals of expired log files; each checks all files of the log."""
 
 
+_LOG_RETENTION: Final = "delta.logRetentionDuration"
 MANY_COMMITS: Final[Mapping[str, str]] = {
     # Every checkpoint lists the files that compaction has removed within this time.
     "delta.deletedFileRetentionDuration": "interval 1 day",
-    "delta.logRetentionDuration": "interval 1 day",
+    _LOG_RETENTION: "interval 1 day",
     # A checkpoint of a large table takes seconds.
     "delta.checkpointInterval": "1000",
 }
-"""Properties of a table that gets two commits a second."""
+"""Properties of a table that gets two commits a second; see :meth:`SinkTable.properties_for`."""
 
 
 class TableHome(Protocol):
@@ -314,7 +316,7 @@ class SinkTable:
         self.storage = home.storage
         self.partition_by = partition_by
         self.properties: Mapping[str, str] = {}
-        """Properties that :meth:`prepare` gives to the table if it creates it."""
+        """Properties that :meth:`prepare` gives to the table if it creates it, and they fit."""
         self.merge_keys = merge_keys
         self.schema_evolution = schema_evolution
         self.compaction = compaction
@@ -355,7 +357,7 @@ class SinkTable:
         handle = self.home.open()
         if handle is None:
             check_characters(self.path, Schema.from_arrow(schema).to_json())
-            handle = self.home.create(schema, self.partition_by, self.properties)
+            handle = self.home.create(schema, self.partition_by, self.properties_for(wanted))
             logger.info("sink table created path=%s", masked(self.path))
         else:
             self.home.check_place()
@@ -380,9 +382,23 @@ class SinkTable:
         )
         self.home.check_rows_place(schema)
 
+    def properties_for(self, form: TableForm) -> dict[str, str]:
+        """Return those of :attr:`properties` that a table of this form may have.
+
+        If Spark writes the table, or its writers delete old transaction ids, watermarks may be only in the
+        log. Then the log must be kept for longer than a group may be idle, so its retention is left out.
+        """
+        has_watermarks_in_log = bool(self.home.reasons_for_spark(form)) or expires_transactions(form)
+        return {
+            name: value
+            for name, value in self.properties.items()
+            if not (has_watermarks_in_log and name == _LOG_RETENTION)
+        }
+
     def _warn_of_long_log(self, form: TableForm) -> None:
-        """Log a warning if an existing table lacks some of :attr:`properties`, which keep its log short."""
-        missing = {name: value for name, value in self.properties.items() if name not in form.configuration}
+        """Log a warning if an existing table lacks properties that keep its log short, and may have them."""
+        wished = self.properties_for(form)
+        missing = {name: value for name, value in wished.items() if name not in form.configuration}
         if missing:
             wanted = ", ".join(f"'{name}' = '{value}'" for name, value in missing.items())
             logger.warning(
