@@ -15,7 +15,7 @@ from pyspark_rocketmq.errors import OffsetError, OptionError, SinkConflict, Sink
 from pyspark_rocketmq.sinks.base import QueueGeneration
 from pyspark_rocketmq.sinks.database import DatabaseSink
 from pyspark_rocketmq.sinks.multi import MultiSink
-from tests.helpers.failing_connection import Connecting, FailingConnection, Faults
+from tests.helpers.failing_connection import Connecting, ConnectionLost, FailingConnection, Faults
 from tests.helpers.sink_rows import GROUP, Q0, Q1
 from tests.sinks.group_conformance import Batch, GroupConformance
 from tests.sinks.sink_conformance import (
@@ -81,6 +81,22 @@ def inserting(database: Database, table: str = "orders") -> Callable[[Any, pa.Ta
         cursor.executemany(f"INSERT INTO {table} VALUES ({marks})", list(zip(*columns, strict=True)))
 
     return insert
+
+
+def committing(database: Database) -> Callable[[Any, pa.Table], None]:
+    """Insert rows and break the rule."""
+    insert = inserting(database)
+
+    def insert_and_commit(cursor: Any, new: pa.Table) -> None:
+        insert(cursor, new)
+        cursor.connection.commit()
+
+    return insert_and_commit
+
+
+def unreachable() -> Any:
+    """Fail to connect."""
+    raise ConnectionLost("no route to host")
 
 
 def sink_on(
@@ -257,6 +273,75 @@ class DatabaseConformance(GroupConformance):
         execute(database, "DELETE FROM orders WHERE queue_offset >= 1", statement)
         assert run(prepared(database), {Q0: 4}, rows(Q0, 1, 4)) == 3
         assert [offset for _, offset, _ in stored_in(database)] == [0, 1, 2, 3]
+
+    @pytest.mark.parametrize("generation", [0, 1], ids=["without a watermark", "of a new generation"])
+    def test_the_next_start_names_the_rows_of_every_queue_that_a_too_early_commit_may_have_written(
+        self, database: Database, generation: int
+    ) -> None:
+        """H7: a queue without rows that count has no watermark, or one of its earlier generation."""
+        run(prepared(database), {Q0: 2}, rows(Q0, 0, 2))
+        if generation:
+            run(prepared(database), {Q1: 3}, rows(Q1, 0, 3, "old"))
+        now = {Q0: 0, Q1: generation}
+        with pytest.raises(SinkConflict):
+            run(prepared(database, committing(database)), {Q1: 2}, rows(Q1, 0, 2), generations=now)
+
+        with pytest.raises(SinkConflict, match="an earlier attempt") as caught:
+            prepared(database).begin(GROUP, now)
+
+        since = "(only of messages stored since its offsets began again)"
+        named = f"{Q1} from offset 0 on {since}" if generation else f"{Q1} from offset 0 on"
+        assert f"remove the rows of {Q0} from offset 2 on; {named}, and then run: " in str(caught.value)
+
+    def test_a_queue_that_waits_no_longer_for_its_too_early_commit_is_named_all_the_same(
+        self, database: Database
+    ) -> None:
+        """H7: the group is tried again without the queue, whose rows the first try has left."""
+        connect = Connecting(database.connect)
+
+        def write(cursor: Any, new: pa.Table) -> None:
+            committing(database)(cursor, new)
+            connect.by = unreachable
+
+        sink = sink_on(database, write, connect=connect)
+        sink.prepare(SCHEMA)
+        batch = Batch(sink)
+        both = batch.write(rows(Q0, 0, 2), rows(Q1, 0, 1))
+        with pytest.raises(SinkConflict, match="the last error was: ConnectionLost"):
+            batch.commit("group", {Q0: (0, 2), Q1: (0, 1)}, both)
+        connect.by = database.connect
+
+        with pytest.raises(SinkConflict, match="commits by itself") as caught:
+            batch.commit("group", {Q1: (0, 1)}, batch.write(rows(Q1, 0, 1)))
+
+        assert f"the rows of {Q0} from offset 0 on; {Q1} from offset 0 on" in str(caught.value)
+
+    def test_what_one_query_advises_leaves_the_too_early_commit_of_another_one_in_evidence(
+        self, database: Database
+    ) -> None:
+        """H7: each error names only the rows of its own batch."""
+        batches = [Batch(prepared(database, committing(database))) for _ in range(2)]
+        errors = []
+        for batch, queue in zip(batches, (Q0, Q1), strict=True):
+            with pytest.raises(SinkConflict, match="commits by itself") as caught:
+                batch.consume(queue, 0, 2)
+            errors.append(str(caught.value))
+
+        execute(database, "DELETE FROM orders WHERE queue_id = 0", errors[0].rpartition("then run: ")[2])
+
+        with pytest.raises(SinkConflict, match="an earlier attempt") as again:
+            prepared(database).begin(GROUP, {Q0: 0, Q1: 0})
+        execute(database, "DELETE FROM orders", str(again.value).rpartition("then run: ")[2])
+        assert run(prepared(database), {Q0: 2, Q1: 2}, rows(Q0, 0, 2), rows(Q1, 0, 2)) == 4
+
+    def test_a_look_at_what_a_sink_can_do_gives_no_list_of_rows_to_remove(self, database: Database) -> None:
+        """H7: a start looks before it has the group's queues, and its list would lack those of them that have
+        no watermark.
+        """
+        with pytest.raises(SinkConflict):
+            run(prepared(database, committing(database)), {Q0: 2}, rows(Q0, 0, 2))
+
+        prepared(database).begin(GROUP, {})
 
     def test_a_function_that_rolls_back_loses_no_row(self, database: Database) -> None:
         """H7: what it wrote before is gone, so the batch is not done."""

@@ -21,7 +21,7 @@ from pyspark_rocketmq.sinks.database_task import CommittingWriter, RefusedQueues
 from pyspark_rocketmq.sinks.multi import MultiSink, Route
 from tests.helpers.failing_connection import ConnectionLost, FailingConnection, Faults
 from tests.helpers.sink_rows import GROUP, Q0, Q1
-from tests.sinks.database_conformance import Database, inserting, stored_in
+from tests.sinks.database_conformance import Database, execute, inserting, stored_in
 from tests.sinks.sink_conformance import SCHEMA, SinkConformance, Stored, rows, run, written_by
 
 _EPOCH = 7
@@ -370,6 +370,27 @@ class TaskConformance(SinkConformance):
             sink.begin(GROUP, {Q0: 0})
         assert sink.watermarks(GROUP) == {}
         assert len(stored_in(database)) == 2
+
+    def test_the_rows_of_several_tasks_that_commit_too_early_are_named_when_all_have_ended(
+        self, database: Database
+    ) -> None:
+        """I6, H7: a task knows only its own, and each of its batch may have left some."""
+        sink = sink_on_current(write_and_commit)
+        sink.prepare(SCHEMA)
+        batch = _begun(sink)
+        tasks = {Q0: Task(batch), Q1: Task(batch)}
+        for queue, task in tasks.items():
+            task.commit({queue: (0, 1)})
+
+        for queue, task in tasks.items():
+            with pytest.raises(SinkConflict, match="start the query again: its error names the rows"):
+                task.commit({queue: (1, 3)}, rows(queue, 1, 3))
+
+        with pytest.raises(SinkConflict, match="an earlier attempt") as caught:
+            sink.begin(GROUP, {Q0: 0, Q1: 0})
+        assert f"the rows of {Q0} from offset 1 on; {Q1} from offset 1 on, and then" in str(caught.value)
+        execute(database, "DELETE FROM orders", str(caught.value).rpartition("then run: ")[2])
+        assert isinstance(sink.begin(GROUP, {Q0: 0, Q1: 0}), TaskCommittedBatch)
 
     def test_a_database_that_a_task_cannot_reach_is_named(
         self, in_task: DatabaseSink, faults: Faults

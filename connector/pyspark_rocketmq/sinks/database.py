@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Hashable, Mapping
+from typing import Final
 
 import pyarrow as pa
 
@@ -27,6 +28,7 @@ from pyspark_rocketmq.sinks.database_batch import (
     WriteRows,
     committed_by_itself,
     known_to,
+    removal_advice,
 )
 from pyspark_rocketmq.sinks.database_task import (
     CommittingWriter,
@@ -45,6 +47,9 @@ from pyspark_rocketmq.sinks.database_watermarks import (
 )
 
 _PLACEHOLDERS = ("?", "%s")
+_WITH_OTHERS: Final = (
+    "stop the group's other queries (if any ran, start this one again: its error then counts their commits), "
+)
 
 
 class DatabaseSink:
@@ -148,7 +153,9 @@ class DatabaseSink:
     def begin(self, consumer_group: str, queues: Mapping[MessageQueue, int]) -> SinkBatch:
         """Begin a micro-batch: read the group's watermarks.
 
-        ``queues`` has the generation of each queue, a number that grows when its offsets start again.
+        ``queues`` has the generation of each queue of the group, a number that grows when the queue's offsets
+        start again. A batch without queues, with which the start of a query only looks what the sink can do,
+        begins even after an attempt that was not finished: its error could not name the rows to remove.
 
         Raises:
             SinkMoved: If there are rows of a later generation of a queue.
@@ -156,9 +163,12 @@ class DatabaseSink:
             OffsetError: If the watermarks cannot be read.
         """
         stored = self._stored(consumer_group)
-        if stored.open_attempts:
-            since = {queue: watermark.next_offset for queue, watermark in stored.watermarks.items()}
-            raise committed_by_itself(self.table, consumer_group, "an earlier attempt", since)
+        if queues and stored.open_attempts:
+            generations = {queue: each.generation for queue, each in stored.watermarks.items()} | dict(queues)
+            advice = removal_advice(
+                self.table, consumer_group, stored.open_attempts, stored.watermarks, generations
+            )
+            raise committed_by_itself(consumer_group, "an earlier attempt", _WITH_OTHERS + advice)
         assert self._schema is not None, "prepare() comes first"
         known = {
             queue: known_to(consumer_group, queue, stored.watermarks.get(queue, Watermark()), generation)

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import uuid
 from base64 import b64decode, b64encode
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Final, Protocol
 
@@ -234,9 +234,20 @@ class DatabaseBatch:
             SinkConflict: If the user's function committed one of the tries before its end.
         """
         found = self.sink.table.read(self.consumer_group)
-        if not tried.attempts.keys().isdisjoint(found.open_attempts):
-            since = {queue: self._reached[queue] for queue in grown}
-            raise committed_by_itself(self.sink.table, self.consumer_group, "this batch", since)
+        still_open = [attempt_id for attempt_id in tried.attempts if attempt_id in found.open_attempts]
+        if still_open:
+            # The driver commits one group after the other, so only the queues of this group have such rows.
+            queues = {queue for attempt_id in still_open for queue in tried.attempts[attempt_id]}
+            advice = START_AGAIN
+            if not self.mark:
+                advice = removal_advice(
+                    self.sink.table,
+                    self.consumer_group,
+                    still_open,
+                    found.watermarks,
+                    {queue: self.generations[queue] for queue in queues},
+                )
+            raise committed_by_itself(self.consumer_group, "this batch", advice)
         for attempt_id, moved_to in tried.attempts.items():
             now = (found.watermarks.get(queue) for queue in moved_to)
             if any(watermark is not None and watermark.attempt == attempt_id for watermark in now):
@@ -278,23 +289,45 @@ def known_to(consumer_group: str, queue: MessageQueue, watermark: Watermark, gen
     return watermark.next_offset if watermark.generation == generation else 0
 
 
-def committed_by_itself(
-    table: WatermarkTable, consumer_group: str, attempt: str, since: Mapping[MessageQueue, int] | None
-) -> SinkConflict:
+START_AGAIN: Final = "start the query again: its error names the rows to remove."
+"""A task's advice: other tasks go on committing, so the rows to remove are known only when all have ended."""
+
+
+def removal_advice(
+    table: WatermarkTable,
+    consumer_group: str,
+    attempts: Sequence[str],
+    stored: Mapping[MessageQueue, Watermark],
+    generations: Mapping[MessageQueue, int],
+) -> str:
+    """Return how an operator removes the rows of open attempts: those that no watermark in ``stored`` passes.
+
+    ``generations`` has every queue whose rows may be in one of the ``attempts``. The rows of an earlier
+    generation of a queue stay.
+    """
+    return (
+        f"remove the rows of {'; '.join(_uncounted_rows(stored, generations))}, and then run: "
+        f"{table.forget_attempts_statement(consumer_group, attempts)}"
+    )
+
+
+def _uncounted_rows(
+    stored: Mapping[MessageQueue, Watermark], generations: Mapping[MessageQueue, int]
+) -> Iterator[str]:
+    for queue, generation in sorted(generations.items()):
+        watermark = stored.get(queue, Watermark(generation=generation))
+        if watermark.generation < generation:
+            yield f"{queue} from offset 0 on (only of messages stored since its offsets began again)"
+        else:
+            yield f"{queue} from offset {watermark.next_offset} on"
+
+
+def committed_by_itself(consumer_group: str, attempt: str, advice: str) -> SinkConflict:
     """Return the error of a transaction that the user's function has committed too early.
 
-    ``attempt`` names the attempt in the error's text, such as ``this batch``; it is not an id. ``since`` has
-    the offset of each queue from which on the operator must remove rows; None if this is unknown until all
-    tasks have ended.
+    ``attempt`` names the attempt in the error's text, such as ``this batch``; it is not an id. ``advice`` is
+    what an operator does about the rows.
     """
-    if since is None:
-        advice = "start the query again: its error names the rows to remove."
-    else:
-        where = "; ".join(f"{queue} from offset {offset} on" for queue, offset in sorted(since.items()))
-        advice = (
-            f"remove the rows of {where or 'all queues'}, and then run: "
-            f"{table.forget_attempts_statement(consumer_group)}"
-        )
     return SinkConflict(
         f"The transaction in which {attempt} of group {consumer_group} wrote rows was committed before it "
         "was at its end: write(cursor, rows) commits by itself (commit(), `with connection:`, "

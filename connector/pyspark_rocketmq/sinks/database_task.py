@@ -49,6 +49,7 @@ from pyspark_rocketmq.sinks.base import (
     rows_without,
 )
 from pyspark_rocketmq.sinks.database_batch import (
+    START_AGAIN,
     Database,
     DatabaseBatch,
     RowCollector,
@@ -372,8 +373,7 @@ class DatabaseTask:
         writer = self.writer
         stored = self._read()
         if stored.open_attempts:
-            # Other tasks go on committing, so the rows to remove are known only after all tasks have ended.
-            raise committed_by_itself(self._database.table, writer.consumer_group, "an earlier attempt", None)
+            raise committed_by_itself(writer.consumer_group, "an earlier attempt", START_AGAIN)
         begun = dict(writer.watermarks)
         for queue, generation in writer.generations.items():
             now = stored.watermarks.get(queue)

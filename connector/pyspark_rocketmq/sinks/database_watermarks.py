@@ -239,12 +239,12 @@ class WatermarkTable:
         cursor.execute(self._sql.update, (*new, *key, *old))
         return bool(cursor.rowcount == 1)
 
-    def forget_attempts_statement(self, consumer_group: str) -> str:
-        """Return the SQL statement that deletes the ids of a group's too early commits.
+    def forget_attempts_statement(self, consumer_group: str, attempts: Iterable[str]) -> str:
+        """Return the SQL statement that deletes these ids of a group's too early commits.
 
         An operator runs it after removing the rows that these commits have written.
         """
-        return self._sql.forget_attempts(consumer_group)
+        return self._sql.forget_attempts(consumer_group, attempts)
 
     def _check_connects(self) -> None:
         """Raise the driver's own error if no connection can be opened."""
@@ -434,7 +434,8 @@ class _Statements:
         """Return the statement that adds this column to an older table."""
         return f"ALTER TABLE {self._table} ADD COLUMN {name} {_COLUMNS[name]}"
 
-    def forget_attempts(self, consumer_group: str) -> str:
-        """Return a statement for an operator: it deletes the ids of a group's too early commits."""
-        where = f"consumer_group = '{consumer_group}' AND topic = ''"
+    def forget_attempts(self, consumer_group: str, attempts: Iterable[str]) -> str:
+        """Return a statement for an operator: it deletes these ids of a group's too early commits."""
+        ids = ", ".join(f"'{attempt}'" for attempt in sorted(attempts))
+        where = f"consumer_group = '{consumer_group}' AND topic = '' AND attempt IN ({ids})"
         return f"DELETE FROM {self._table} WHERE {where}"  # noqa: S608
