@@ -2,12 +2,15 @@
 
 Anyone who can register a broker or join a group chooses strings that are shown: a remark, a name, an address,
 a client id. Unescaped, they could begin new lines in a log, control a terminal or fill a disk. Storage URIs
-may contain keys or passwords.
+may contain keys or passwords, and so may the errors of users' code and of database drivers.
 """
 
 from __future__ import annotations
 
+import logging
 import re
+import traceback
+from contextlib import suppress
 from typing import Final
 
 MOST_CHARACTERS: Final = 2_000
@@ -25,6 +28,12 @@ _QUERY: Final = re.compile(
 )
 _BARE_USER_INFO: Final = re.compile(r"(?<![^\s;,/='\"])[^\s;,/=:'\"]{1,200}:[^\s;,/'\"]{0,500}@")
 """User information without a scheme, as in ``user:password@host:9876``."""
+_PASSWORD: Final = re.compile(
+    # A text may be masked again within another one.
+    r"(?i)(?P<name>(?:password|passwd|pwd)\s*=\s*)(?!\*\*\*)"
+    r"(?:'(?:[^'\\\n]|\\.)*'|\"(?:[^\"\\\n]|\\.)*\"|[^\s,;]+)"
+)
+"""A password in a connection string, which the error of a database driver may repeat."""
 
 
 def peer_text(text: str) -> str:
@@ -50,13 +59,39 @@ def counted(number: int, what: str) -> str:
 
 
 def masked(text: str) -> str:
-    """Replace the user information and the query of every URI in ``text`` by ``***``.
+    """Replace passwords, and the user information and the query of every URI, in ``text`` by ``***``.
 
     A ``user:password@`` without a scheme is replaced, too: users may write it in a list of servers. The
     container in ``abfss://CONTAINER@ACCOUNT`` stays.
     """
-    if "@" not in text and "?" not in text:
-        return text
-    text = _USER_INFO.sub(rf"\g<scheme>{_MASK}@", text)
-    text = _QUERY.sub(rf"\g<before>{_MASK}", text)
-    return _BARE_USER_INFO.sub(f"{_MASK}@", text)
+    if "@" in text or "?" in text:
+        text = _USER_INFO.sub(rf"\g<scheme>{_MASK}@", text)
+        text = _QUERY.sub(rf"\g<before>{_MASK}", text)
+        text = _BARE_USER_INFO.sub(f"{_MASK}@", text)
+    return _PASSWORD.sub(rf"\g<name>{_MASK}", text) if "=" in text else text
+
+
+def masking_logger(name: str) -> logging.Logger:
+    """Return the logger of this name, which masks its messages and tracebacks as :func:`masked` does.
+
+    A module that logs errors of users' code, of a database driver or of storage needs it: such an error may
+    be the cause of one of this package's errors, and a traceback shows the texts of all of them.
+    """
+    logger = logging.getLogger(name)
+    logger.addFilter(_mask_record)
+    return logger
+
+
+def _mask_record(record: logging.LogRecord) -> bool:
+    # The text of a user's error may be impossible to make; logging itself then reports it.
+    with suppress(Exception):
+        text = record.getMessage()
+        if (shown := masked(text)) != text:
+            record.msg, record.args = shown, None
+    error = record.exc_info[1] if record.exc_info else None
+    if error is not None:
+        text = "".join(traceback.format_exception(error)).rstrip()
+        if (shown := masked(text)) != text:
+            # A handler that formats the error by itself would show it again.
+            record.exc_text, record.exc_info = shown, None
+    return True

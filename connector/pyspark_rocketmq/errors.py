@@ -12,15 +12,14 @@ raised and what to do.
 from __future__ import annotations
 
 import inspect
-import logging
 import re
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial, wraps
 from typing import Any, ClassVar, Final, TypeVar, cast
 
-from pyspark_rocketmq.display import MOST_CHARACTERS, masked, peer_text
+from pyspark_rocketmq.display import MOST_CHARACTERS, masked, masking_logger, peer_text
 
-logger = logging.getLogger(__name__)
+logger = masking_logger(__name__)
 
 FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
 
@@ -36,7 +35,7 @@ _AT_THE_END_OF_A_TRACEBACK: Final = re.compile(
 
 
 class RocketMQError(Exception):
-    """Root of every error of this package; URIs in it are shown without their secrets."""
+    """Root of every error of this package; it shows URIs without their secrets, and no ``password=``."""
 
     retryable: ClassVar[bool] = False
     """Whether the error usually passes by itself. Then callers retry even their first request."""

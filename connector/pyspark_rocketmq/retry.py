@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from operator import attrgetter
 from typing import Final, TypeVar
 
 from pyspark_rocketmq.clock import Deadline
-from pyspark_rocketmq.display import masked
+from pyspark_rocketmq.display import masking_logger
 from pyspark_rocketmq.errors import RocketMQError
 from pyspark_rocketmq.process_end import native_call
 
-logger = logging.getLogger(__name__)
+logger = masking_logger(__name__)
 
 T = TypeVar("T")
 
@@ -100,6 +99,6 @@ def commit_with_retry(
             pause_s = next(pauses, None)
             if pause_s is None:
                 raise
-            logger.info("retrying %s after %s: %s", what, type(error).__name__, masked(str(error)))
+            logger.info("retrying %s after %s: %s", what, type(error).__name__, error)
             failure = error
         sleep(pause_s)

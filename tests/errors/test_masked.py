@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import ast
 import functools
+import logging
 import pickle
+from pathlib import Path
 
 import pytest
 
 from pyspark_rocketmq.consumer.push_consumer import PushConsumer
-from pyspark_rocketmq.display import masked
+from pyspark_rocketmq.display import masked, masking_logger
 from pyspark_rocketmq.errors import OffsetError, OptionError
 from pyspark_rocketmq.offsets.delta import DeltaOffsetStore
 from pyspark_rocketmq.offsets.open import open_offset_store
@@ -16,7 +19,9 @@ from pyspark_rocketmq.options.read import ReadOptions
 from pyspark_rocketmq.sinks.database import DatabaseSink
 from pyspark_rocketmq.sinks.delta.sink import DeltaSink
 from pyspark_rocketmq.sinks.multi import MultiSink, Route
+from tests.packaging.checkout import ROOT
 
+PACKAGE = ROOT / "connector" / "pyspark_rocketmq"
 URI = "s3://AKIA:CANARY/+x@bucket/offsets"
 SIGNED = "abfss://lake@account.dfs.core.windows.net/offsets?sig=CANARY&se=2027"
 SECRETS = {
@@ -48,9 +53,14 @@ SECRETS = {
         ("There is none at s3://b/x?k=KEY. Put it back.", "There is none at s3://b/x?***. Put it back."),
         ("nameServers='user:KEY@host:9876;other:9876'", "nameServers='***@host:9876;other:9876'"),
         ("host@1:2", "host@1:2"),
+        ("no route: dbname=shop password=KEY, user=etl", "no route: dbname=shop password=***, user=etl"),
+        ("PGPASSWORD='K E\\'Y' sslpassword = \"K Y\" x", "PGPASSWORD=*** sslpassword = *** x"),
+        ("failed (no route: password=***)", "failed (no route: password=***)"),
+        ("password authentication failed", "password authentication failed"),
+        ("password='KEY\nx='y'", "password=***\nx='y'"),
     ],
 )
-def test_user_information_and_queries_are_masked(text: str, shown: str) -> None:
+def test_user_information_queries_and_passwords_are_masked(text: str, shown: str) -> None:
     assert masked(text) == shown
 
 
@@ -137,3 +147,70 @@ def test_sinks_of_one_place_are_named_without_what_connects() -> None:
         MultiSink([DatabaseSink(connect, print), DatabaseSink(connect, print)])
 
     assert "CANARY" not in str(caught.value)
+
+
+LOGGER = masking_logger("pyspark_rocketmq.test_masked")
+
+
+class _Unreadable(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError("no text")
+
+
+def raised(error: Exception, cause: Exception | None = None) -> Exception:
+    """Return the error with a traceback."""
+    try:
+        raise error from cause
+    except type(error):
+        return error
+
+
+def test_no_log_shows_a_secret_of_an_error_or_its_causes(caplog: pytest.LogCaptureFixture) -> None:
+    """A5: a handler that formats the error by itself gets no error."""
+    cause = raised(OSError(f"no route to {URI} password=CANARY"))
+
+    LOGGER.warning("not committed: %s", cause, exc_info=raised(OffsetError("The database is away."), cause))
+
+    (record,) = caplog.records
+    assert "CANARY" not in caplog.text
+    assert "not committed: no route to s3://***@bucket/offsets password=***\nTraceback" in caplog.text
+    assert "OSError: no route to s3://***@bucket/offsets password=***\n" in caplog.text
+    assert "\npyspark_rocketmq.errors.OffsetError: The database is away." in caplog.text
+    assert record.exc_info is None
+
+
+def test_a_log_without_a_secret_is_left_as_it_is(caplog: pytest.LogCaptureFixture) -> None:
+    """D5: tools group records by their errors and arguments."""
+    error = raised(ValueError("bad"))
+
+    LOGGER.warning("queue=%d", 3, exc_info=error)
+
+    (record,) = caplog.records
+    assert (record.msg, record.args) == ("queue=%d", (3,))
+    assert record.exc_info == (ValueError, error, error.__traceback__)
+
+
+def test_an_error_without_a_text_costs_no_more_than_its_log(monkeypatch: pytest.MonkeyPatch) -> None:
+    """D5: of a user's class; the caller goes on."""
+    monkeypatch.setattr(LOGGER, "propagate", False)
+    monkeypatch.setattr(logging, "lastResort", None)
+    error = raised(_Unreadable())
+
+    LOGGER.warning("failed: %s", error, exc_info=error)
+
+
+@pytest.mark.parametrize(
+    "module", sorted(PACKAGE.rglob("*.py")), ids=lambda path: str(path.relative_to(PACKAGE))
+)
+def test_whoever_logs_a_traceback_has_it_masked(module: Path) -> None:
+    """A5: an error of this package may have one of a driver as its cause."""
+    calls = [node for node in ast.walk(ast.parse(module.read_text())) if isinstance(node, ast.Call)]
+    logs = [
+        call.lineno
+        for call in calls
+        if ast.unparse(call.func) == "logger.exception"
+        or (ast.unparse(call.func).startswith("logger.") and "exc_info" in {key.arg for key in call.keywords})
+    ]
+    is_masked = "masking_logger(__name__)" in {ast.unparse(call) for call in calls}
+
+    assert is_masked or logs == []

@@ -15,6 +15,7 @@ from pyspark_rocketmq.clock import SystemClock
 from pyspark_rocketmq.consume import cuts
 from pyspark_rocketmq.consume.cuts import Place
 from pyspark_rocketmq.consume.part import Group, Part
+from pyspark_rocketmq.errors import SinkConflict
 from pyspark_rocketmq.hub import driver_end, task_end
 from pyspark_rocketmq.hub.connections import HubClient
 from pyspark_rocketmq.hub.driver_end import BatchEnd, Committed, DriverControl
@@ -213,6 +214,21 @@ def test_an_early_commit_that_cannot_be_made_fails_the_batch(
     assert not query.has_received(QueuesFree)
     assert caplog.text.count("parts=1 queues=1: the storage is away") == 2
     assert caplog.text.count("Traceback") == 1, "the same error again is one line"
+
+
+def test_a_commit_that_fails_is_logged_without_the_password_of_its_cause(
+    query: Query, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A5: a database driver's error may repeat what it connects with."""
+    failure = SinkConflict("The rows could not be written.")
+    failure.__cause__ = OSError("no route to postgresql://etl:hunter2@db/shop password=hunter2")
+    instructions = query.begin([], failures=[failure])
+    assert instructions.hand_over(PART)
+    instructions.await_taken()
+    query.hub.end([], could_ask=True)
+
+    assert "hunter2" not in caplog.text
+    assert "OSError: no route to postgresql://***@db/shop password=***" in caplog.text
 
 
 def test_a_commit_that_takes_long_is_reported_while_it_lasts(

@@ -41,6 +41,20 @@ def test_the_traceback_of_an_error_is_reported_once_whichever_message_it_names(
     assert record.getMessage() == "listener failed queueOffset=0"
 
 
+def test_an_error_is_reported_without_a_password(caplog: pytest.LogCaptureFixture) -> None:
+    """A5, D5: a listener's database driver may repeat what it connects with."""
+    error = RuntimeError("not looked up")
+    error.__cause__ = raised("no route to postgresql://etl:hunter2@db/shop password=hunter2")
+
+    line = report_failure("listener failed", "here", error)
+
+    assert line == (
+        "RuntimeError: not looked up (ValueError: no route to postgresql://***@db/shop password=***)"
+    )
+    assert "ValueError: no route to postgresql://***@db/shop password=***" in caplog.text
+    assert "hunter2" not in caplog.text
+
+
 @pytest.mark.parametrize("other", [raised("no such thing"), raised("bad", refuse_elsewhere), KeyError("bad")])
 def test_another_error_has_a_traceback_of_its_own(other: Exception, caplog: pytest.LogCaptureFixture) -> None:
     """D5"""

@@ -355,8 +355,13 @@ def test_a_name_or_placeholder_that_cannot_be_is_refused(database: SqliteFile) -
 def test_an_error_is_in_the_log_at_each_try(
     sink: DatabaseSink, database: SqliteFile, caplog: pytest.LogCaptureFixture
 ) -> None:
-    database.after_commit = [OSError("connection reset")]
+    """A5: without a password, which a driver's own error may repeat."""
+    database.after_commit = [OSError("connection reset, password=hunter2")]
     with caplog.at_level(logging.INFO):
         run(sink, {Q0: 1}, rows(Q0, 0, 1))
 
-    assert "retrying database transaction of group order-etl after OSError: connection reset" in caplog.text
+    assert (
+        "retrying database transaction of group order-etl after OSError: connection reset, password=***"
+        in caplog.text
+    )
+    assert "hunter2" not in caplog.text

@@ -9,7 +9,6 @@ this process.
 from __future__ import annotations
 
 import json
-import logging
 import os
 import re
 import signal
@@ -36,13 +35,13 @@ from pyspark_rocketmq.consume.latencies import NONE_COUNTED, LatencyHistogram
 from pyspark_rocketmq.delta.hadoop_settings import storage_options_of_spark
 from pyspark_rocketmq.delta.paths import local_path, table_uri
 from pyspark_rocketmq.delta.storage_options import is_reached_by_environment
-from pyspark_rocketmq.display import counted, masked
+from pyspark_rocketmq.display import counted, masked, masking_logger
 from pyspark_rocketmq.monitoring.batch_metrics import BatchMetrics
 from pyspark_rocketmq.monitoring.query_monitor import QueryMonitor
 from pyspark_rocketmq.options.store_spec import StoreKind, StoreSpec
 from pyspark_rocketmq.spark.session import check_classic
 
-logger = logging.getLogger(__name__)
+logger = masking_logger(__name__)
 
 SETTINGS: Final = {
     "spark.databricks.delta.snapshotPartitions": "1",

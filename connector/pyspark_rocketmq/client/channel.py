@@ -28,6 +28,7 @@ from typing import Final, NamedTuple
 from pyspark_rocketmq.client.silence import Sent, Silence
 from pyspark_rocketmq.client.transport import RECEIVE_TICK_S, Transport, await_readable, renew_in_children
 from pyspark_rocketmq.clock import Clock, Deadline
+from pyspark_rocketmq.display import masking_logger
 from pyspark_rocketmq.errors import (
     ChannelClosed,
     LocalProtocolError,
@@ -41,7 +42,7 @@ from pyspark_rocketmq.wire.command import ONEWAY_FLAG, RemotingCommand, encode_f
 from pyspark_rocketmq.wire.framing import FrameDecoder, Outgoing, Signer
 from pyspark_rocketmq.wire.requests.responses import describe_request
 
-logger = logging.getLogger(__name__)
+logger = masking_logger(__name__)
 
 RequestHandler = Callable[[RemotingCommand], RemotingCommand | None]
 """Answers a server's request; returns None if the request is oneway or not one that it handles."""

@@ -7,7 +7,6 @@ without a bound. This module handles bytes only, neither frames nor requests; ``
 from __future__ import annotations
 
 import contextlib
-import logging
 import math
 import os
 import select
@@ -17,9 +16,10 @@ from collections.abc import Callable, Sequence
 from typing import Final, Generic, Protocol, Self, TypeVar
 from weakref import WeakSet
 
+from pyspark_rocketmq.display import masking_logger
 from pyspark_rocketmq.errors import ChannelClosed, ConnectFailed
 
-logger = logging.getLogger(__name__)
+logger = masking_logger(__name__)
 
 _renewed: Final[WeakSet[Renewed]] = WeakSet()
 _ANY_REMOTE = ("192.0.2.1", 9)

@@ -29,6 +29,7 @@ from pyspark_rocketmq.clock import Clock
 from pyspark_rocketmq.consume.latencies import NO_LATENCIES, NONE_COUNTED, LatencyHistogram, StoreLatencies
 from pyspark_rocketmq.consume.metrics import MetricsSnapshot, RecentMetrics
 from pyspark_rocketmq.consume.part import Group, Part, QueueAck, check_chains, joined, parts_without
+from pyspark_rocketmq.display import masking_logger
 from pyspark_rocketmq.errors import RocketMQError, SinkMoved
 from pyspark_rocketmq.model import MessageQueue
 from pyspark_rocketmq.offsets.open import checked_rows
@@ -47,7 +48,7 @@ from pyspark_rocketmq.sinks.base import (
 )
 from pyspark_rocketmq.stored_values import RememberedMessages
 
-logger = logging.getLogger(__name__)
+logger = masking_logger(__name__)
 
 _NOTHING_STORED: Final = CommitResult(accepted=(), refused=())
 _SHOWN_WITHIN_S: Final = 2.0

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import logging
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
@@ -59,6 +58,7 @@ from pyspark_rocketmq.consumer.settings import (
     warn_of_long_name,
 )
 from pyspark_rocketmq.consumer.tables_listener import TablesListener
+from pyspark_rocketmq.display import masking_logger
 from pyspark_rocketmq.errors import RocketMQError
 from pyspark_rocketmq.format import register
 from pyspark_rocketmq.group.broker_offsets import open_group_store
@@ -99,7 +99,7 @@ from pyspark_rocketmq.spark.session import (
 )
 from pyspark_rocketmq.spark.version import SPARK_PASSES_TRIGGER, arrow_schema
 
-logger = logging.getLogger(__name__)
+logger = masking_logger(__name__)
 
 _QUERY_ID_TIMEOUT_S: Final = 60.0
 

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 
 from pyspark_rocketmq.delta.storage_options import NO_OPTIONS, StorageOptions
 from pyspark_rocketmq.delta.table import STORAGE_ERRORS
-from pyspark_rocketmq.display import masked
+from pyspark_rocketmq.display import masked, masking_logger
 from pyspark_rocketmq.process_end import await_at_end, process_ends
 
-logger = logging.getLogger(__name__)
+logger = masking_logger(__name__)
 
 
 class Maintenance:

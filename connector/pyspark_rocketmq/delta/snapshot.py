@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import errno
 import json
-import logging
 import math
 import threading
 import time
@@ -33,9 +32,9 @@ from pyspark_rocketmq.delta.log import LogFiles, Transactions
 from pyspark_rocketmq.delta.merge import merge_rows
 from pyspark_rocketmq.delta.storage_options import NO_OPTIONS, StorageOptions
 from pyspark_rocketmq.delta.table import STORAGE_ERRORS, TableForm, arrow_columns, open_table, read_form
-from pyspark_rocketmq.display import masked
+from pyspark_rocketmq.display import masked, masking_logger
 
-logger = logging.getLogger(__name__)
+logger = masking_logger(__name__)
 
 MAX_AGE_S: Final = 3600.0
 """Seconds since the last look up to which newer commits are followed one by one. After a longer time the

@@ -8,7 +8,6 @@ Do not import this on executors: if a process imports delta-rs and forks later, 
 from __future__ import annotations
 
 import json
-import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,10 +21,10 @@ from deltalake.table import SUPPORTED_READER_FEATURES
 from pyspark_rocketmq.delta.ddl import NOT_NULL, metadata_keys_within, type_ddl
 from pyspark_rocketmq.delta.paths import check_decodes_alike, check_exclusive_create, local_path
 from pyspark_rocketmq.delta.storage_options import NO_OPTIONS, StorageOptions
-from pyspark_rocketmq.display import masked
+from pyspark_rocketmq.display import masked, masking_logger
 from pyspark_rocketmq.retry import commit_with_retry
 
-logger = logging.getLogger(__name__)
+logger = masking_logger(__name__)
 
 T = TypeVar("T")
 

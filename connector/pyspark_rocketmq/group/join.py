@@ -11,7 +11,6 @@ driver reports that no listener call is running, or until Spark must have ended 
 from __future__ import annotations
 
 import atexit
-import logging
 import os
 import signal
 import threading
@@ -25,6 +24,7 @@ from pyspark_rocketmq.client.pool import ConnectionSettings
 from pyspark_rocketmq.clock import Clock
 from pyspark_rocketmq.consume.allocation import AllocationStrategy, allocation_strategy
 from pyspark_rocketmq.consume.membership import Allocate, Membership, MembershipTiming
+from pyspark_rocketmq.display import masking_logger
 from pyspark_rocketmq.group.member import CALL_TIMEOUT_S, GroupCalls, RunningMember
 from pyspark_rocketmq.group.requests import ClientRemotingProcessor, ConsumeOne
 from pyspark_rocketmq.hub.planner_end import PlannerControl
@@ -34,7 +34,7 @@ from pyspark_rocketmq.options.positions import EARLIEST
 from pyspark_rocketmq.options.read import ReadOptions
 from pyspark_rocketmq.wire.requests.bodies import ConsumerData, ConsumeType, HeartbeatData
 
-logger = logging.getLogger(__name__)
+logger = masking_logger(__name__)
 
 _WITHIN_S: Final = 20.0
 """Maximum time for a member's last calls: 10 s for the round under way, then 3 s each for unregistering, for

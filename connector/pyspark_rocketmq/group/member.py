@@ -23,7 +23,6 @@ members from committing, the lock does not.
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -47,7 +46,7 @@ from pyspark_rocketmq.consume.membership import (
     Unregister,
 )
 from pyspark_rocketmq.consume.not_now import reports_no_members
-from pyspark_rocketmq.display import counted, peer_text
+from pyspark_rocketmq.display import counted, masking_logger, peer_text
 from pyspark_rocketmq.errors import RequestTimeout, RocketMQError, TransportError
 from pyspark_rocketmq.hub.state import CALLS_END_S
 from pyspark_rocketmq.model import BrokerAddress, MessageQueue
@@ -55,7 +54,7 @@ from pyspark_rocketmq.wire.requests.admin import ConsumerConnection
 from pyspark_rocketmq.wire.requests.bodies import ConsumerData, HeartbeatData
 from pyspark_rocketmq.wire.subscription import SubscriptionData
 
-logger = logging.getLogger(__name__)
+logger = masking_logger(__name__)
 
 T = TypeVar("T")
 

@@ -26,12 +26,13 @@ from typing import Final
 from pyspark_rocketmq.client.cluster import Cluster, acting_masters
 from pyspark_rocketmq.clock import Clock, Deadline, SystemClock
 from pyspark_rocketmq.consume.offset_pace import LONGEST_S
+from pyspark_rocketmq.display import masking_logger
 from pyspark_rocketmq.errors import RocketMQError, TransportError
 from pyspark_rocketmq.model import BrokerAddress, MessageQueue
 from pyspark_rocketmq.offsets.store import OffsetStore, QueueCommit
 from pyspark_rocketmq.options.read import ReadOptions
 
-logger = logging.getLogger(__name__)
+logger = masking_logger(__name__)
 
 _AGAIN_AFTER_S: Final = 5.0
 """Pause before offsets that could not be sent are tried again, in seconds.

@@ -13,7 +13,6 @@ were on their way at the break are lost, and so are messages that are sent befor
 from __future__ import annotations
 
 import errno
-import logging
 import selectors
 import socket
 import threading
@@ -25,6 +24,7 @@ from typing import Final, Generic, TypeVar
 
 from pyspark_rocketmq.client.transport import renew_in_children
 from pyspark_rocketmq.clock import Clock, Deadline
+from pyspark_rocketmq.display import masking_logger
 from pyspark_rocketmq.errors import ConnectFailed, RemoteProtocolError, TlsFailed
 from pyspark_rocketmq.hub.encryption import Encryption, HubCertificate
 from pyspark_rocketmq.hub.messages import (
@@ -36,7 +36,7 @@ from pyspark_rocketmq.hub.messages import (
 )
 from pyspark_rocketmq.hub.session import LONGEST_LINE, HubAddress, Session
 
-logger = logging.getLogger(__name__)
+logger = masking_logger(__name__)
 
 ReceivedT = TypeVar("ReceivedT")
 

@@ -18,7 +18,6 @@ committed early.
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import TimeoutError as FutureTimeout
@@ -28,13 +27,14 @@ from typing import Final, NamedTuple
 
 from pyspark_rocketmq.clock import Clock, Deadline
 from pyspark_rocketmq.consume.part import Group, Part
+from pyspark_rocketmq.display import masking_logger
 from pyspark_rocketmq.errors import RocketMQError
 from pyspark_rocketmq.hub.server import HubServer
 from pyspark_rocketmq.hub.state import CALLS_END_S, Commit, HubState, Queues, Slots
 from pyspark_rocketmq.hub.task_end import ControlEndpoint
 from pyspark_rocketmq.model import MessageQueue
 
-logger = logging.getLogger(__name__)
+logger = masking_logger(__name__)
 
 _LOOK_EVERY_S: Final = 1.0
 _LONG_COMMIT_S: Final = 10.0

@@ -6,7 +6,6 @@ that must be given up leaves with its batch.
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections.abc import Collection, Mapping
 from concurrent.futures import Future
@@ -14,6 +13,7 @@ from concurrent.futures import TimeoutError as FutureTimeout
 from typing import Final, Protocol, assert_never
 
 from pyspark_rocketmq.clock import Clock
+from pyspark_rocketmq.display import masking_logger
 from pyspark_rocketmq.errors import TransportError
 from pyspark_rocketmq.hub.connections import HubClient
 from pyspark_rocketmq.hub.messages import (
@@ -38,7 +38,7 @@ from pyspark_rocketmq.hub.session import HubAddress
 from pyspark_rocketmq.hub.state import CALLS_END_S
 from pyspark_rocketmq.model import MessageQueue
 
-logger = logging.getLogger(__name__)
+logger = masking_logger(__name__)
 
 _CONNECT_S: Final = 5.0
 _FIRST_SLOTS_S: Final = 2.0

@@ -11,6 +11,7 @@ from typing import Any, Final, NoReturn, Protocol
 import pyarrow as pa
 
 from pyspark_rocketmq.consume.concurrent import ACK_ALL, BROKER_DECIDES
+from pyspark_rocketmq.display import masking_logger
 from pyspark_rocketmq.errors import ListenerError, RocketMQError, SchemaError
 from pyspark_rocketmq.listeners.messages import ArrowMessages
 from pyspark_rocketmq.listeners.row_buffer import LOOK_EVERY, Emitted, RowBuffer, SpillFile
@@ -23,7 +24,7 @@ from pyspark_rocketmq.model import (
     MessageQueue,
 )
 
-logger = getLogger(__name__)
+logger = masking_logger(__name__)
 _listener_logger = getLogger("pyspark_rocketmq.listener")
 
 CONSUME_CONTEXT_TYPE: Final = "ConsumeContextType"

@@ -5,7 +5,6 @@ See row D12 of ``docs/semantics.md``.
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Sequence
 from functools import partial
@@ -15,6 +14,7 @@ import pyarrow as pa
 from pyspark.sql.types import StructType
 
 from pyspark_rocketmq.consume import concurrent, orderly
+from pyspark_rocketmq.display import masked, masking_logger
 from pyspark_rocketmq.listeners.context import (
     ConsumeConcurrentlyContext,
     ConsumeOrderlyContext,
@@ -26,7 +26,7 @@ from pyspark_rocketmq.listeners.row_validation import OutputColumns
 from pyspark_rocketmq.model import ConsumeConcurrentlyStatus, ConsumeOrderlyStatus, MessageExt
 from pyspark_rocketmq.wire.requests.client_info import ConsumeMessageDirectlyResult, ConsumeResult
 
-logger = logging.getLogger(__name__)
+logger = masking_logger(__name__)
 
 _LONGEST_CALL_S: Final = 900.0
 """Time-out of an ``async def``, in seconds: Java's consumeTimeout.
@@ -65,7 +65,7 @@ class DirectConsumer:
         except BaseException as error:
             # Catch SystemExit too, which would only end the thread that answers this broker.
             logger.exception("could not consume the message of an administrator msgId=%s", message.msg_id)
-            result, remark = ConsumeResult.CR_THROW_EXCEPTION, f"{type(error).__name__}: {error}"
+            result, remark = ConsumeResult.CR_THROW_EXCEPTION, masked(f"{type(error).__name__}: {error}")
         else:
             result = self._result_of(answer)
         return ConsumeMessageDirectlyResult(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import re
 import threading
@@ -12,7 +11,9 @@ from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import Final
 
-logger = logging.getLogger(__name__)
+from pyspark_rocketmq.display import masked, masking_logger
+
+logger = masking_logger(__name__)
 
 FIRST_PAUSE_S: Final = 10.0
 """Minimum time between the first and the second log line of an error; it doubles after each line."""
@@ -98,7 +99,10 @@ def report_problem(problem: str, where: str) -> str:
 
 
 def one_line(error: BaseException) -> str:
-    """Return type and text of an error and of its causes, in at most ``MOST_CHARACTERS``, all printable."""
+    """Return type and text of an error and of its causes, in at most ``MOST_CHARACTERS``, all printable.
+
+    Passwords and user information of URIs are masked.
+    """
     chain: list[BaseException] = []
     cause: BaseException | None = error
     while cause is not None and cause not in chain and len(chain) < _MOST_CAUSES:
@@ -120,7 +124,7 @@ def _own_line(error: BaseException) -> str:
 
 def _shortened(text: str) -> str:
     # Cut first: a string may have megabytes.
-    short = text[: 4 * MOST_CHARACTERS]
+    short = masked(text[: 4 * MOST_CHARACTERS])
     plain = " ".join("".join(one if one.isprintable() else " " for one in short).split())
     return plain if len(plain) <= MOST_CHARACTERS else plain[: MOST_CHARACTERS - 1] + "…"
 

@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import atexit
 import inspect
-import logging
 import os
 import threading
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
@@ -32,12 +31,13 @@ from importlib import import_module
 from typing import Any, Final, NoReturn, Protocol, runtime_checkable
 from uuid import uuid4
 
+from pyspark_rocketmq.display import masking_logger
 from pyspark_rocketmq.errors import ListenerError, OptionError
 from pyspark_rocketmq.listeners.context import DeliveryContext
 from pyspark_rocketmq.listeners.event_loop import is_async, run_on_loop
 from pyspark_rocketmq.model import ConsumeConcurrentlyStatus, ConsumeOrderlyStatus, MessageExt
 
-logger = logging.getLogger(__name__)
+logger = masking_logger(__name__)
 
 IDLE_S: Final = 30.0
 """Time without a user after which a listener is closed, in seconds.

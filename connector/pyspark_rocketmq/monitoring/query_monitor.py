@@ -32,12 +32,13 @@ from pyspark_rocketmq.clock import Clock, Deadline, SystemClock
 from pyspark_rocketmq.commit.pipeline import BatchReport
 from pyspark_rocketmq.consume.latencies import NONE_COUNTED, LatencyHistogram
 from pyspark_rocketmq.consumer.push_consumer import PushConsumer
+from pyspark_rocketmq.display import masking_logger
 from pyspark_rocketmq.errors import RocketMQError, TransportError
 from pyspark_rocketmq.model import MessageQueue
 from pyspark_rocketmq.monitoring.batch_metrics import BatchMetrics, metrics_of, metrics_of_commit
 from pyspark_rocketmq.options.read import ReadOptions
 
-logger = logging.getLogger(__name__)
+logger = masking_logger(__name__)
 
 _TIMEOUT_S: Final = 1.5
 """Time-out of one request. It is short, so that an unreachable broker does not delay metrics for long."""

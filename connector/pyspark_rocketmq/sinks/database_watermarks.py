@@ -14,7 +14,6 @@ and the message is ignored. Two more kinds of rows have no topic:
 from __future__ import annotations
 
 import logging
-import re
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
@@ -33,10 +32,6 @@ Connection = Any
 PAUSES_S: Final = (0.0, 0.05, 0.2, 1.0, 3.0)
 """Pauses before each further try of a transaction that failed."""
 _SAVEPOINT = "rocketmq_rows"
-_PASSWORD: Final = re.compile(
-    r"(?i)(?P<name>\b(?:password|passwd|pwd)\s*=\s*)(?:'[^']*'|\"[^\"]*\"|[^\s,;]+)"
-)
-"""A password in a connection string, which a driver's error may repeat."""
 _KEY = ("consumer_group", "topic", "broker_name", "queue_id")
 _COLUMNS: Mapping[str, str] = {
     "consumer_group": "VARCHAR(255) NOT NULL",
@@ -80,7 +75,7 @@ class Watermark(NamedTuple):
 
 def shown_error(error: Exception) -> str:
     """Return class and text of a driver's error on one line, without passwords and the last full stop."""
-    text = _PASSWORD.sub(r"\g<name>***", masked(" ".join(str(error).split())))
+    text = masked(" ".join(str(error).split()))
     return f"{type(error).__name__}: {text.removesuffix('.')}"
 
 

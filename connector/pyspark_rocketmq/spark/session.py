@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import subprocess
 import sys
@@ -22,11 +21,12 @@ from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as sf
 from pyspark.sql.streaming.query import StreamingQuery
 
+from pyspark_rocketmq.display import masking_logger
 from pyspark_rocketmq.errors import OptionError, RocketMQError, error_of_worker, without_frames
 from pyspark_rocketmq.hub.state import CALLS_END_S, Slots
 from pyspark_rocketmq.spark.version import HAS_DELTA, NEWEST_DELTA
 
-logger = logging.getLogger(__name__)
+logger = masking_logger(__name__)
 
 BatchFunction = Callable[[DataFrame, int], None]
 ArrowFunction = Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]

@@ -10,7 +10,6 @@ that probes brokers and is off by default); ``MQClientAPIImpl.sendMessageAsync``
 
 from __future__ import annotations
 
-import logging
 import math
 import threading
 from collections.abc import Callable, Sequence
@@ -23,6 +22,7 @@ from typing import Final, TypeVar
 from pyspark_rocketmq.client.broker import OnSend
 from pyspark_rocketmq.client.transport import renew_in_children
 from pyspark_rocketmq.clock import Clock, Deadline
+from pyspark_rocketmq.display import masking_logger
 from pyspark_rocketmq.errors import BrokerError, ConnectFailed, RocketMQError, TransportError
 from pyspark_rocketmq.model import MessageQueue, TopicRoute
 from pyspark_rocketmq.wire.requests.send import (
@@ -32,7 +32,7 @@ from pyspark_rocketmq.wire.requests.send import (
     select_by_hash,
 )
 
-logger = logging.getLogger(__name__)
+logger = masking_logger(__name__)
 
 OutcomeT = TypeVar("OutcomeT")
 

@@ -16,7 +16,6 @@ Rule 2: after an error in the transaction or in a check the outcome counts as un
 
 from __future__ import annotations
 
-import logging
 import os
 import socket
 import threading
@@ -30,6 +29,7 @@ from pyspark_rocketmq.client.pool import ConnectionSettings
 from pyspark_rocketmq.client.producer.producer import Producer
 from pyspark_rocketmq.client.transport import Closing, renew_in_children
 from pyspark_rocketmq.clock import Clock, SystemClock
+from pyspark_rocketmq.display import masking_logger
 from pyspark_rocketmq.errors import RemoteProtocolError, RocketMQError
 from pyspark_rocketmq.model import (
     MAX_MESSAGE_BYTES,
@@ -54,7 +54,7 @@ from pyspark_rocketmq.wire.requests.headers import (
 )
 from pyspark_rocketmq.wire.requests.send import SendResult
 
-logger = logging.getLogger(__name__)
+logger = masking_logger(__name__)
 
 _HEARTBEAT_S: Final = 30.0
 """Pause between two heartbeats (``ClientConfig.heartbeatBrokerInterval``)."""

@@ -12,7 +12,6 @@ A *place* is where a change comes in the order of its table's changes (``effects
 from __future__ import annotations
 
 import errno
-import logging
 import tempfile
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
@@ -43,14 +42,14 @@ from pyspark_rocketmq.delta.table import (
     parse_columns,
     read_form,
 )
-from pyspark_rocketmq.display import masked
+from pyspark_rocketmq.display import masked, masking_logger
 from pyspark_rocketmq.sinks.change_table.columns import BODY, DAY, PROBLEM
 from pyspark_rocketmq.sinks.change_table.compaction import OPERATION, POSITION, Key, has_keys_of, keys_of
 from pyspark_rocketmq.sinks.change_table.key_files import may_have_keys, may_have_keys_of
 from pyspark_rocketmq.sinks.change_table.versions import TIME, Truncations
 from pyspark_rocketmq.wire.columnar.schema import POSITION_FIELDS
 
-logger = logging.getLogger(__name__)
+logger = masking_logger(__name__)
 
 _COMPACT_EVERY: Final = 50
 """Versions between two compactions of a table of deletions or past changes."""
@@ -143,7 +142,8 @@ class RecentRows:
             table.optimize.compact()
             table.vacuum(dry_run=False)
             table.cleanup_metadata()
-        except (DeltaError, OSError):
+        except (DeltaError, OSError) as error:
+            self.storage.describe_error(error)
             logger.info("recent rows are compacted later path=%s", masked(self.uri), exc_info=True)
 
 

@@ -10,7 +10,6 @@ or skips the second one. Then this module raises FileExistsError, as for every o
 from __future__ import annotations
 
 import errno
-import logging
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -28,7 +27,7 @@ from pyspark_rocketmq.delta.ddl import columns_ddl
 from pyspark_rocketmq.delta.features import writable_columns
 from pyspark_rocketmq.delta.files import WrittenFile
 from pyspark_rocketmq.delta.paths import TableName, quoted_name
-from pyspark_rocketmq.display import masked
+from pyspark_rocketmq.display import masked, masking_logger
 from pyspark_rocketmq.model import POSITION_COLUMNS
 from pyspark_rocketmq.sinks.delta.rules import SinkCommit, group_app_id
 from pyspark_rocketmq.sinks.delta.sink_log import SinkLog
@@ -36,7 +35,7 @@ from pyspark_rocketmq.sinks.delta.spark_merge import merge_rows, merging_session
 from pyspark_rocketmq.sinks.delta.watermarks import WHOLE, GroupCommit
 from pyspark_rocketmq.spark.session import living_session
 
-logger = logging.getLogger(__name__)
+logger = masking_logger(__name__)
 
 _READ_ALL: Final[Mapping[str, bool | str]] = MappingProxyType(
     {

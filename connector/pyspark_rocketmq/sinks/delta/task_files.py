@@ -6,7 +6,6 @@ VACUUM removes them.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -24,13 +23,13 @@ from pyspark_rocketmq.delta.files import (
     split_by_partition,
 )
 from pyspark_rocketmq.delta.storage_options import NO_OPTIONS, StorageOptions, filesystem_of
-from pyspark_rocketmq.display import masked
+from pyspark_rocketmq.display import masked, masking_logger
 from pyspark_rocketmq.errors import RocketMQError
 from pyspark_rocketmq.model import POSITION_COLUMNS, MessageQueue
 from pyspark_rocketmq.sinks.base import drop_committed, rows_without
 from pyspark_rocketmq.wire.columnar.schema import QUEUE_FIELDS
 
-logger = logging.getLogger(__name__)
+logger = masking_logger(__name__)
 
 _GATHERED_BYTES = 64 << 20
 """Maximum size of the rows that a task gathers in memory for its open files, in bytes.
@@ -241,7 +240,8 @@ class TaskFolder:
         for file in files:
             try:
                 filesystem.delete_file(f"{folder}/{file.path}")
-            except OSError:
+            except OSError as error:
+                self._storage.describe_error(error)
                 logger.info("file of a merged batch left for VACUUM path=%s", file.path, exc_info=True)
 
 

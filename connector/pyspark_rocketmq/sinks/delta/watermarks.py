@@ -31,7 +31,6 @@ writer had not seen.
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
@@ -40,7 +39,7 @@ from typing import Any, Final, NamedTuple
 
 from pyspark_rocketmq.delta.features import TRANSACTION_RETENTION, expires_transactions
 from pyspark_rocketmq.delta.table import STORAGE_ERRORS
-from pyspark_rocketmq.display import masked
+from pyspark_rocketmq.display import masked, masking_logger
 from pyspark_rocketmq.errors import RocketMQError, SinkConflict
 from pyspark_rocketmq.model import MessageQueue
 from pyspark_rocketmq.offsets.store import SinkRecord
@@ -64,7 +63,7 @@ from pyspark_rocketmq.sinks.delta.rules import (
 from pyspark_rocketmq.sinks.delta.sink_log import SinkLog
 from pyspark_rocketmq.stored_values import RememberedMessages
 
-logger = logging.getLogger(__name__)
+logger = masking_logger(__name__)
 
 WHOLE: Final = "whole"
 """Field that is true in a commit that records the watermarks of all queues that the group ever wrote."""
@@ -345,7 +344,8 @@ def _ids_by_path(log: SinkLog, consumer_group: str) -> dict[str, int] | None:
     """Return the group's ids from the table's folder; None if it cannot be read, or has another table."""
     try:
         found = log.table.all_transactions()
-    except (*STORAGE_ERRORS, RocketMQError, ValueError, KeyError):
+    except (*STORAGE_ERRORS, RocketMQError, ValueError, KeyError) as error:
+        log.log.storage.describe_error(error)
         logger.info("folder of table %s cannot be read", log.log.table_uri, exc_info=True)
         return None
     counter = group_app_id(consumer_group)
