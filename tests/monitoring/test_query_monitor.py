@@ -7,7 +7,7 @@ import urllib.request
 import uuid
 from collections.abc import Iterator
 from contextlib import closing
-from typing import Never
+from typing import Any, Never
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
@@ -21,6 +21,7 @@ from pyspark.sql.streaming.listener import (
 from pyspark_rocketmq.commit.pipeline import BatchReport
 from pyspark_rocketmq.consume.latencies import LatencyHistogram
 from pyspark_rocketmq.consume.metrics import QueueLag
+from pyspark_rocketmq.consumer.push_consumer import PushConsumer
 from pyspark_rocketmq.errors import OptionError
 from pyspark_rocketmq.model import Message, MessageQueue
 from pyspark_rocketmq.monitoring import query_monitor as stored_times
@@ -67,6 +68,34 @@ def told(monitor: QueryMonitor) -> list[BatchMetrics]:
     found: list[BatchMetrics] = []
     monitor.register_listener(found.append)
     return found
+
+
+class _Session:
+    """A session that takes listeners of streams."""
+
+    def __init__(self) -> None:
+        self.streams = self
+        self.listening: list[object] = []
+
+    def addListener(self, listener: object) -> None:  # noqa: N802 - Spark's name
+        self.listening.append(listener)
+
+    def removeListener(self, listener: object) -> None:  # noqa: N802 - Spark's name
+        self.listening.remove(listener)
+
+
+def test_a_consumer_is_watched_before_its_change_table_gives_it_a_listener(monitor: QueryMonitor) -> None:
+    """A consumer is watched before ``start``, which registers the listener of a change table."""
+    consumer = PushConsumer(consumer_group="g", name_servers="127.0.0.1:9", offset_store="unused")
+    consumer.subscribe("shop")
+    session: Any = _Session()
+
+    monitor.watch(session, consumer)
+
+    assert session.listening == [monitor]
+    assert len(consumer._batch_listeners) == 1
+    with pytest.raises(OptionError, match="no listener is registered"):
+        consumer.start(session, checkpoint="unused")
 
 
 def test_a_batch_is_shown_with_what_its_consumer_reported(

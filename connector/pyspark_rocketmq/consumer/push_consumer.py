@@ -311,10 +311,12 @@ class PushConsumer:
     def source_options(self) -> dict[str, str]:
         """Return the options with which the query reads, secrets included; :meth:`start` adds more.
 
+        The listener may still be missing: with a ``ChangeTable``, :meth:`start` registers it.
+
         Raises:
-            OptionError: With all problems of the configuration.
+            OptionError: With all other problems of the configuration.
         """
-        return self._source_options()
+        return self._source_options(needs_listener=False)
 
     def start(
         self,
@@ -640,21 +642,23 @@ class PushConsumer:
         self.register_message_listener(listener, output_schema=listener.schema)
         return []
 
-    def _source_options(self, sink: object = None, problems: Sequence[str] = ()) -> dict[str, str]:
+    def _source_options(
+        self, sink: object = None, problems: Sequence[str] = (), *, needs_listener: bool = True
+    ) -> dict[str, str]:
         options = self._settings.source_options(
             self._subscriptions,
             self._listener,
             orderly=self._is_orderly,
-            problems=[*self._problems(sink), *problems],
+            problems=[*self._problems(sink, needs_listener=needs_listener), *problems],
         )
         # A table of messages needs no shuffle, unlike some orderly listeners.
         return options if self._has_listener else options | {"handOverRanges": "true"}
 
-    def _problems(self, sink: object) -> list[str]:
+    def _problems(self, sink: object, *, needs_listener: bool) -> list[str]:
         """Return the problems of listener, hooks and sink."""
         problems = []
         registered = [each for each in (self._listener, self._table, self._columns) if each is not None]
-        if not registered:
+        if needs_listener and not registered:
             problems.append(
                 "no listener is registered; call register_message_listener(), register_message_table() or "
                 "register_message_columns() first"
