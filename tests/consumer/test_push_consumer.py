@@ -5,7 +5,7 @@ from __future__ import annotations
 import sqlite3
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from datetime import UTC, datetime
 from pathlib import Path
@@ -815,3 +815,27 @@ def test_a_query_does_not_outlive_its_session(
     spark: Any = SimpleNamespace(sparkContext=SimpleNamespace(_jsc=java_context))
 
     assert lives(query, spark) is expected
+
+
+@pytest.mark.parametrize("fails", [False, True], ids=["is stopped", "cannot be stopped"])
+def test_the_hub_of_a_query_that_has_ended_is_forgotten(*, fails: bool) -> None:
+    """A program that starts one drain after the other would keep all of them."""
+    stops: list[Callable[[], None]] = []
+    calls: list[str] = []
+
+    def stop() -> None:
+        calls.append("stop")
+        if fails:
+            raise ConnectionError
+
+    consumer = consumer_of()
+    hub: Any = SimpleNamespace(lives_with=lambda _, stop: stops.append(stop))
+    query: Any = SimpleNamespace(runId="a run", stop=stop)
+    session: Any = None
+    consumer._keep(hub, query, session)
+    assert consumer._hubs == {"a run": hub}
+
+    with pytest.raises(ConnectionError) if fails else nullcontext():
+        stops[0]()
+
+    assert (consumer._hubs, calls) == ({}, ["stop"])

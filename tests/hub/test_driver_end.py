@@ -4,8 +4,10 @@ and the look at the store.
 
 from __future__ import annotations
 
+import gc
 import logging
 import threading
+import weakref
 from collections.abc import Iterator, Sequence
 from functools import partial
 
@@ -463,6 +465,30 @@ def test_what_waits_for_the_end_of_the_query_hears_of_it_once_nothing_is_committ
     end = query.hub.end([], could_ask=True)
     query.hub.over(end.plan, lambda: None)
     assert ended.wait(PATIENCE_S)
+
+
+@pytest.mark.parametrize("fails", [False, True], ids=["is stopped", "cannot be stopped"])
+def test_a_query_that_has_ended_is_no_longer_held(query: Query, *, fails: bool) -> None:
+    """Spark's query holds its ``foreachBatch`` function, and so the hub: in a circle of two languages, none of
+    them would ever be freed.
+    """
+
+    class Streaming:
+        def is_alive(self) -> bool:
+            return False
+
+        def stop(self) -> None:
+            if fails:
+                raise ConnectionError
+
+    streaming = Streaming()
+    held = weakref.ref(streaming)
+    query.hub.lives_with(streaming.is_alive, streaming.stop)
+    del streaming
+    wait_until(lambda: not query.planner.is_open, PATIENCE_S, reason="The connections' end")
+
+    gc.collect()
+    assert held() is None
 
 
 def test_a_query_that_has_consumed_all_it_was_to_is_stopped_between_two_batches(query: Query) -> None:

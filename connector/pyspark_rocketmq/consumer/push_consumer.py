@@ -205,7 +205,7 @@ class PushConsumer:
         self._batch_listeners: list[BatchListener] = []
         self._hooks: list[ConsumeMessageHook] = []
         self._hubs: dict[str, DriverControl] = {}
-        """For each query started, by run id: the server to which its planner and tasks connect (hub)."""
+        """For each running query, by run id: the server to which its planner and tasks connect (hub)."""
 
     def subscribe(self, topic: str, expression: str = "*", *, sql: str | None = None) -> None:
         """Subscribe to the messages of ``topic`` whose tag matches, such as ``created || paid``.
@@ -417,9 +417,21 @@ class PushConsumer:
             raise
         query_id.set_result(str(query.id))
         if hub is not None:
-            hub.lives_with(partial(lives, query, spark), query.stop)
-            self._hubs[str(query.runId)] = hub
+            self._keep(hub, query, spark)
         return query
+
+    def _keep(self, hub: DriverControl, query: StreamingQuery, spark: SparkSession) -> None:
+        """Keep the hub for :meth:`stop` until it has ended, soon after its query."""
+        run_id = str(query.runId)
+
+        def stop() -> None:
+            try:
+                query.stop()
+            finally:
+                self._hubs.pop(run_id, None)
+
+        self._hubs[run_id] = hub
+        hub.lives_with(partial(lives, query, spark), stop)
 
     def _start_at_server(
         self, spark: SparkSession, options: dict[str, str], store: OffsetStore, wanted: _StartRequest

@@ -431,6 +431,8 @@ class DriverControl:
         self._work.put(None)
         self._over.put(None)
         self._stop_query()
+        # Spark keeps this object as long as it keeps the query, which these two functions may hold.
+        self._stop, self._is_alive = None, lambda: False
         # Keep the connections for the planner: it waits until tasks have reported their last calls' end here.
         deadline = Deadline.after(self._clock, self._calls_end_s)
         try:
