@@ -46,10 +46,10 @@ def produce(sim: SimCluster, count: int) -> None:
     sim.put(ORDERS, [message(ORDERS.topic, number) for number in range(count)])
 
 
-def make_again(sim: SimCluster, count: int) -> None:
+def make_again(sim: SimCluster, count: int, queue: MessageQueue = ORDERS) -> None:
     administrator = Administrator(process_pool(), SystemClock(), PATIENCE_S)
-    administrator.delete_topic(sim.broker_addresses["broker-a"], ORDERS.topic)
-    sim.create_topic(ORDERS.topic, queues=1, brokers=[ORDERS.broker_name])
+    administrator.delete_topic(sim.broker_addresses[queue.broker_name], queue.topic)
+    sim.create_topic(queue.topic, queues=1, brokers=[queue.broker_name])
     produce(sim, count)
 
 
@@ -96,6 +96,18 @@ def test_a_topic_that_was_made_again_is_not_taken_for_replayed(sim: SimCluster, 
         run()
     assert sim.bounds(COPIES).max_offset == 10
     assert run("new").written == count
+
+
+def test_a_target_that_was_made_again_is_not_taken_for_filled(sim: SimCluster, run: Run) -> None:
+    """H3: the messages that the record calls stored are gone from it."""
+    produce(sim, 10)
+    run()
+    make_again(sim, 5, COPIES)
+
+    with pytest.raises(DataLoss, match=r"copies.*The topic was created again.*replay with a new record"):
+        run()
+    assert sim.bounds(COPIES).max_offset == 0
+    assert run("new").written == 15
 
 
 def test_a_record_gets_no_ranges_of_two_logs(sim: SimCluster, run: Run) -> None:

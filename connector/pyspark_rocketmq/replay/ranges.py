@@ -92,6 +92,9 @@ class Sending:
     last: LastMessage | None = None
     """The message at the end of the source range before anything was sent, by which a later run recognises
     the source's log. None if the broker did not show it, and in records of earlier releases."""
+    sent: int | None = None
+    """Number of messages that were stored in the target, or fewer; None if that is unknown, as before the
+    range was sent and in records of earlier releases."""
 
     def offset_of(self, replayed_by: str | None, replayed_from: str | None) -> int | None:
         """Return a target message's source offset from its properties of these names.
@@ -119,14 +122,7 @@ class Sending:
             DataLoss: If the target lost the messages that would show what is stored.
         """
         name = str(self.target)
-        if bounds.max_offset < self.target_offset:
-            raise DataLoss(
-                name,
-                self.target_offset,
-                f"offsets below {bounds.max_offset} only",
-                "The topic was created again or has lost its latest messages, so the record of what was "
-                "replayed into it no longer matches it: replay with a new record.",
-            )
+        self.check_target(bounds)
         if highest is not None:
             return highest + 1
         if bounds.min_offset > self.target_offset:
@@ -144,6 +140,22 @@ class Sending:
                 "replay of a range begins again, because its target has only %s: %s", gone, self.source
             )
         return self.source.start
+
+    def check_target(self, bounds: QueueBounds) -> None:
+        """Check that the target queue, with these ``bounds`` now, may still have what was sent.
+
+        Raises:
+            DataLoss: If it ends before: it has another log, or lost messages.
+        """
+        end = self.target_offset + (self.sent or 0)
+        if bounds.max_offset < end:
+            raise DataLoss(
+                str(self.target),
+                end,
+                f"offsets below {bounds.max_offset} only",
+                "The topic was created again or has lost its latest messages, so the record of what was "
+                "replayed into it no longer matches it: replay with a new record.",
+            )
 
 
 def last_of(recorded: Iterable[Sending]) -> LastMessage:

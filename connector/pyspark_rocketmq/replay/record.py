@@ -3,7 +3,8 @@
 It has two rows for each queue and step: one before anything is sent, with the end of the target queue, and
 one after everything is stored. If the second row is missing, a later run finds the stored part in the target
 (:mod:`pyspark_rocketmq.replay.ranges`) and writes the row. Both rows have the last message of the range, by
-which a later run notices that the source queue has another log.
+which a later run notices that the source queue has another log; the second has the number of messages that
+were sent, by which it notices that the target queue has another log.
 """
 
 from __future__ import annotations
@@ -43,10 +44,11 @@ _SCHEMA = pa.schema(
         ("lastOffset", pa.int64()),
         ("lastStoreTimestamp", pa.int64()),
         ("lastCommitLogOffset", pa.int64()),
+        ("sentMessages", pa.int64()),
         ("replayedAt", pa.timestamp("us", tz="UTC")),
     ]
 )
-_ADDED: Final = frozenset({"lastOffset", "lastStoreTimestamp", "lastCommitLogOffset"})
+_ADDED: Final = frozenset({"lastOffset", "lastStoreTimestamp", "lastCommitLogOffset", "sentMessages"})
 """Columns that a table of an earlier release lacks."""
 _NOT_KNOWN: Final = (None, None, None)
 _BEGUN: Final = "begun"
@@ -129,6 +131,7 @@ class ReplayRecord:
                 sending.target.queue_id,
                 sending.target_offset,
                 *(sending.last or _NOT_KNOWN),
+                sending.sent,
                 now,
             )
             for sending in sendings
@@ -167,13 +170,14 @@ class ReplayRecord:
         found = []
         for target, expression, topic, broker, queue_id, start, end, state, run, *more in self._table():
             if target == self._target and expression == self._expression_of(topic):
-                to_broker, to_queue_id, at, *last = more
+                to_broker, to_queue_id, at, *last, sent = more
                 sending = Sending(
                     run=run,
                     source=QueueRange.between(MessageQueue(topic, broker, queue_id), start, end),
                     target=MessageQueue(self._bare_target, to_broker, to_queue_id),
                     target_offset=at,
                     last=None if None in last else LastMessage(*last),
+                    sent=sent,
                 )
                 found.append((state, sending))
         return found

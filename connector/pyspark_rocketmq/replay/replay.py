@@ -31,7 +31,7 @@ from pyspark_rocketmq.options.parsers import MAX_TOPIC_LENGTH, resource_name
 from pyspark_rocketmq.options.read import ReadOptions
 from pyspark_rocketmq.replay.ranges import Sending, check_same_log, last_of, steps_of, without
 from pyspark_rocketmq.replay.record import ReplayRecord
-from pyspark_rocketmq.replay.target import TargetTopic, read_tail
+from pyspark_rocketmq.replay.target import TargetTopic, master_bounds, read_tail
 from pyspark_rocketmq.replay.tasks import (
     RESEND_COLUMNS,
     SENT_SCHEMA,
@@ -220,6 +220,7 @@ class Replay:
         self._finish_interrupted(recorded, targets)
         done = recorded.done()
         _check_logs(partitions, done)
+        _check_targets(targets, done)
         run = uuid.uuid4().hex
 
         def write(parts: list[QueuePartition]) -> int:
@@ -235,9 +236,10 @@ class Replay:
                 send_timeout_s=options.request_timeout_ms / 1000,
                 route=targets.route(),
             )
-            sent = run_tasks(self._spark, send, len(parts), SENT_SCHEMA).collect()
-            recorded.finish(sendings)
-            return sum(row["sent"] for row in sent)
+            rows = run_tasks(self._spark, send, len(parts), SENT_SCHEMA).collect()
+            sent = {row["task"]: row["sent"] for row in rows}
+            recorded.finish([replace(one, sent=sent.get(task)) for task, one in enumerate(sendings)])
+            return sum(sent.values())
 
         left_out = [one.source for one in done]
         return self._run(partitions, write, on_step, in_order=True, done=left_out)
@@ -372,6 +374,26 @@ def _check_logs(partitions: Mapping[MessageQueue, QueuePartition], done: Iterabl
                     "replayed. Run the replay again when the master is back.",
                 ) from None
             raise
+
+
+def _check_targets(targets: TargetTopic, done: Iterable[Sending]) -> None:
+    """Check that the target's queues do not end before what is recorded as stored in them.
+
+    Queues that the target no longer has, or whose broker is away, are passed over.
+
+    Raises:
+        DataLoss: If a queue does.
+        TransportError: If a slave is listed as a queue's master, because it may lack messages.
+        RocketMQError: If a broker does not answer.
+    """
+    recorded: dict[MessageQueue, list[Sending]] = {}
+    for one in done:
+        if one.target in targets.queues:
+            recorded.setdefault(one.target, []).append(one)
+    for target, sendings in recorded.items():
+        bounds = master_bounds(targets.partition(target))
+        for one in sendings:
+            one.check_target(bounds)
 
 
 def _with_last(sendings: Sequence[Sending], parts: Iterable[QueuePartition]) -> list[Sending]:

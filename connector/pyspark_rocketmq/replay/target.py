@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -46,14 +46,7 @@ def read_tail(how: QueuePartition, sendings: Sequence[Sending], from_offset: int
         TransportError: If a slave is listed as the queue's master, because it may lack messages.
         RocketMQError: If the queue cannot be read.
     """
-    brokers, queue = brokers_of(how), how.planned.queue
-    if brokers.is_slave(how.address, queue.broker_name):
-        raise TransportError(
-            how.address,
-            f"it is listed as master of {queue.broker_name}, but is a slave, which may lack messages that "
-            "were sent. Run the replay again when the master is back.",
-        )
-    bounds = QueueBounds(brokers.min_offset(how.address, queue), brokers.max_offset(how.address, queue))
+    bounds, queue = master_bounds(how), how.planned.queue
     highest: list[int | None] = [None] * len(sendings)
     start = max(from_offset, bounds.min_offset)
     if start >= bounds.max_offset:
@@ -75,6 +68,23 @@ def read_tail(how: QueuePartition, sendings: Sequence[Sending], from_offset: int
                 if offset is not None and offset >= (highest[at] or 0):
                     highest[at] = offset
     return TargetTail(bounds, tuple(highest))
+
+
+def master_bounds(how: QueuePartition) -> QueueBounds:
+    """Return the bounds of the queue of a partition, as its master has them.
+
+    Raises:
+        TransportError: If a slave is listed as the queue's master, because it may lack messages.
+        RocketMQError: If the broker does not answer.
+    """
+    brokers, queue = brokers_of(how), how.planned.queue
+    if brokers.is_slave(how.address, queue.broker_name):
+        raise TransportError(
+            how.address,
+            f"it is listed as master of {queue.broker_name}, but is a slave, which may lack messages that "
+            "were sent. Run the replay again when the master is back.",
+        )
+    return QueueBounds(brokers.min_offset(how.address, queue), brokers.max_offset(how.address, queue))
 
 
 class TargetTopic:
@@ -99,6 +109,11 @@ class TargetTopic:
         )
         self._brokers = Cluster.of(options, clock, pool=pool).brokers()
         self._queues = PatientLookup(self._producer, clock, options.retry_timeout_ms / 1000).queues(topic)
+
+    @property
+    def queues(self) -> Collection[MessageQueue]:
+        """The topic's queues."""
+        return self._queues
 
     def route(self) -> TopicRoute:
         """Return the topic's route for the tasks, whose name server may not have it just after a restart.
