@@ -61,6 +61,9 @@ class FakeView:
         """What slaves have, once their masters are down."""
         self.updated_ms: dict[MessageQueue, int] = {}
 
+    def whole_snapshot(self) -> Snapshot:
+        return self.snapshot()
+
     def snapshot(self) -> Snapshot:
         if "everything" in self.down:
             raise self.down["everything"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from dataclasses import replace
 from typing import Any
@@ -192,6 +193,25 @@ def test_a_batch_of_queues_whose_reading_is_switched_off_fails(
         topics.planned(topic, **options)
     assert topics.planned(topic, failOnDataLoss="false", **options) == []
     assert f"reading is switched off, its queues wait topic={topic}" in caplog.text
+
+
+@pytest.mark.parametrize("start", ["latest", "offset", "time"])
+def test_a_stream_does_not_begin_while_reading_is_switched_off(topics: Topics, start: str) -> None:
+    """startingOffsets, failOnDataLoss, L4: it would later read such queues from their first messages."""
+    topic = topics.make(2)
+    options = {
+        "latest": {"startingOffsets": "latest"},
+        "offset": {"startingOffsets": json.dumps({topic: {"broker-a": {"0": 1}}})},
+        "time": {"startingTimestamp": "1"},
+    }[start]
+    topics.sim.create_topic(topic, queues=1, brokers=["broker-a"], perm=2)
+
+    with pytest.raises(RocketMQError, match=f"switched off topic={topic} .* from their first messages"):
+        topics.stream(topic, **options).next_offsets()
+    assert topics.stream(topic, startingOffsets="earliest").next_offsets() is None
+    topics.sim.create_topic(topic, queues=1, brokers=["broker-a"])
+    read, queue = topics.stream(topic, **options).next_offsets(), MessageQueue(topic, "broker-a", 0)
+    assert read == {"latest": None, "offset": {queue: [1]}, "time": {queue: [0, 1]}}[start]
 
 
 def fail_last_pull(topics: Topics, fault: str, **options: Any) -> None:

@@ -113,6 +113,21 @@ class Snapshot:
         """Errors because of which queues cannot be read now, even from a slave, by broker or topic."""
         return {name: error for name, error in self.out_of_sight.items() if name not in self.slaves}
 
+    def check_switched_on(self, consequence: str) -> None:
+        """Check that no permission switches off reading for some queues.
+
+        Raises:
+            RocketMQError: If one does; it names one topic and its broker, and the ``consequence`` of going
+                on without the queues.
+        """
+        if self.switched_off:
+            topic, broker_name = min(self.switched_off)
+            raise RocketMQError(
+                f"Reading is switched off topic={peer_text(topic)} broker={peer_text(broker_name)}: "
+                f"{consequence}. Give the permission back (mqadmin updateTopicPerm, or the broker's "
+                "brokerPermission), or set failOnDataLoss=false to read without these queues."
+            )
+
     def with_slaves(self) -> Snapshot:
         """Return the snapshot with addresses and bounds of slaves in place of masters that are down."""
         if not self.slaves:
@@ -260,7 +275,7 @@ class ClusterView:
         return True
 
     def whole_snapshot(self) -> Snapshot:
-        """Return a snapshot for a batch query, which takes only one and so misses later brokers.
+        """Return a snapshot for a query that takes only one, and so misses brokers that come later.
 
         Raises:
             NameServerNotReady: If the name server knew no broker a moment ago: others may still register.

@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from operator import attrgetter
 from typing import Final, NamedTuple, TypeVar
 
@@ -28,6 +29,7 @@ from pyspark_rocketmq.consume.slave_reads import has_range
 from pyspark_rocketmq.display import peer_text
 from pyspark_rocketmq.errors import RocketMQError, TopicDeleted, TopicNotFound
 from pyspark_rocketmq.model import MessageQueue, QueueBounds, QueueRange, QueueState
+from pyspark_rocketmq.options.positions import EARLIEST
 from pyspark_rocketmq.options.read import ReadOptions
 from pyspark_rocketmq.retry import RetryPolicy, call_with_retry
 from pyspark_rocketmq.source.cluster_view import ClusterView, Snapshot
@@ -131,10 +133,28 @@ class MicroBatchPlanner:
         return self._initial
 
     def _first_offset(self) -> Offset:
-        snapshot = self._whole_snapshot() if self._progress.begins_in_checkpoint else self._look()
+        snapshot = self._first_snapshot() if self._progress.begins_in_checkpoint else self._look()
         return plan_to_offset(
             0, self._progress.initial(snapshot), stored_by=self._stored_by({}, snapshot, ())
         )
+
+    def _first_snapshot(self) -> Snapshot:
+        """Return a snapshot with every queue for which a plain stream's starting position counts.
+
+        Queues that come later count as new, and are read from their first messages.
+
+        Raises:
+            NameServerNotReady: If the name server has just started: other brokers may still register.
+            RocketMQError: If brokers stay away, or reading is switched off for queues, ``failOnDataLoss`` is
+                true, and the stream does not begin with the first messages anyway.
+        """
+        begins_at_first = (
+            self._options.starting_offsets == EARLIEST and self._options.starting_times() is None
+        )
+        snapshot = self._whole_snapshot(look=partial(self._look, is_only_one=not begins_at_first))
+        if self._options.fail_on_data_loss and not begins_at_first:
+            snapshot.check_switched_on("the stream would later read these queues from their first messages")
+        return snapshot
 
     def _stored_by(self, before: StoredBy, snapshot: Snapshot, previous: Sequence[QueueRange]) -> StoredBy:
         """Return the store times for a plain stream's next offset; see :func:`plan_to_offset`.
@@ -250,7 +270,7 @@ class MicroBatchPlanner:
                 return snapshot
             logger.warning("waiting for the addresses of brokers=%s", peer_text(",".join(sorted(missing))))
             self._pause(_PAUSE_S)
-            snapshot = self._retried(patience)
+            snapshot = self._retried(patience, self._look)
 
     def latest(self, start: Offset) -> Offset:
         """Return the offset that holds the next plan, or ``start`` if there is nothing to do.
@@ -535,26 +555,30 @@ class MicroBatchPlanner:
         """Return the brokers at which the query has read a topic before."""
         return {queue.broker_name for queue in self._read_before() if queue.topic == topic}
 
-    def _whole_snapshot(self, *, can_read_slaves: bool = False) -> Snapshot:
+    def _whole_snapshot(
+        self, *, can_read_slaves: bool = False, look: Callable[[], Snapshot] | None = None
+    ) -> Snapshot:
         """Return a snapshot with every broker; wait for absent ones up to ``retryTimeoutMs``.
 
-        ``can_read_slaves``: accept a slave while its master is down.
+        Args:
+            can_read_slaves: Accept a slave while its master is down.
+            look: Takes a snapshot; by default :meth:`_look`.
         """
-        patience = self._patience()
-        snapshot = self._at_first_contact(self._look) if self._seen is None else self._retried(patience)
+        patience, look = self._patience(), look or self._look
+        snapshot = self._at_first_contact(look) if self._seen is None else self._retried(patience, look)
         while missing := snapshot.unreadable if can_read_slaves else snapshot.out_of_sight:
             if patience.has_passed:
                 raise next(iter(missing.values()))
             # Do not wait for a topic that was deleted meanwhile.
             self._view.forget_deleted(snapshot)
             self._pause(_PAUSE_S)
-            snapshot = self._retried(patience)
+            snapshot = self._retried(patience, look)
         return snapshot
 
-    def _retried(self, patience: Deadline) -> Snapshot:
+    def _retried(self, patience: Deadline, look: Callable[[], Snapshot]) -> Snapshot:
         while True:
             try:
-                return self._look()
+                return look()
             except RocketMQError as error:
                 if patience.has_passed or not (
                     isinstance(error, TopicNotFound) or waits(error, has_worked=True)
@@ -563,8 +587,9 @@ class MicroBatchPlanner:
                 logger.warning("the cluster does not answer, trying again: %s", error)
             self._pause(_PAUSE_S)
 
-    def _look(self) -> Snapshot:
-        snapshot = self._view.snapshot()
+    def _look(self, *, is_only_one: bool = False) -> Snapshot:
+        """Return a snapshot; with ``is_only_one``, brokers that register at a name server later are missed."""
+        snapshot = self._view.whole_snapshot() if is_only_one else self._view.snapshot()
         self._report_slaves(snapshot)
         for broker_name, error in snapshot.unreachable.items():
             if broker_name not in snapshot.slaves and self._is_news(broker_name, error):

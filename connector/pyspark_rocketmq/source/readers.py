@@ -25,7 +25,7 @@ from pyspark_rocketmq.consume.planning import split_ranges
 from pyspark_rocketmq.consume.positions import backward_problems, batch_ranges
 from pyspark_rocketmq.delta.storage_options import StorageOptions
 from pyspark_rocketmq.display import peer_text
-from pyspark_rocketmq.errors import OptionError, RocketMQError, without_frames
+from pyspark_rocketmq.errors import OptionError, without_frames
 from pyspark_rocketmq.group.broker_offsets import PullingResetWatch, RemoteBrokerOffsets, open_group_store
 from pyspark_rocketmq.group.join import client_id, join_group, offset_key, unregister_at_exit
 from pyspark_rocketmq.group.requests import ConsumeOne
@@ -110,7 +110,7 @@ class RocketMQBatchReader(DataSourceReader):
         if snapshot.out_of_sight:
             raise next(iter(snapshot.out_of_sight.values()))
         if self._options.fail_on_data_loss:
-            _check_switched_on(snapshot)
+            snapshot.check_switched_on("the batch would lack its messages")
         starts = positions.starts(snapshot, snapshot.bounds.keys())
         ends = positions.ends(snapshot)
         ends_are_written = self._options.ending_offsets is not None and not self._options.ends_at_group()
@@ -126,20 +126,6 @@ class RocketMQBatchReader(DataSourceReader):
             # For an empty list (a topic without messages) Spark creates a partition by itself.
             return iter(())
         return freeze_gc_after(read_queue(partition))
-
-
-def _check_switched_on(snapshot: Snapshot) -> None:
-    """Raise RocketMQError if a permission switches off reading for some queues.
-
-    The error names one topic and its broker.
-    """
-    if snapshot.switched_off:
-        topic, broker_name = min(snapshot.switched_off)
-        raise RocketMQError(
-            f"Reading is switched off topic={peer_text(topic)} broker={peer_text(broker_name)}: the batch "
-            "would lack its messages. Give the permission back (mqadmin updateTopicPerm, or the broker's "
-            "brokerPermission), or set failOnDataLoss=false to read without these queues."
-        )
 
 
 class RocketMQStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
