@@ -595,14 +595,20 @@ def test_a_lost_task_is_not_waited_for_and_may_deliver_until_it_has_noticed(
     assert delivering == [True, True, False]
 
 
-def _die(cuts: Cuts, start: int, *, survives: bool = False) -> list[Action]:
-    """A batch in which the task of A dies at offset ``start``, unless it survives; its last actions."""
+def _die(cuts: Cuts, start: int, *, survives: bool = False, error: str | None = None) -> list[Action]:
+    """A batch in which the task of A dies at offset ``start``, unless it survives; its last actions.
+
+    ``error``: what the task reports; None if it is killed.
+    """
     cuts.begin_batch()
     begins("one", 0, A, start=start)(cuts, 0.0)
     if survives:
         run(cuts, (0.5, ends(EndReason.TIME), [EndTasks(EndReason.TIME, ("one",))]), (0.6, done("one"), []))
         return closes(cuts, 1.0)
-    lost("one")(cuts, 0.5)
+    if error is None:
+        lost("one")(cuts, 0.5)
+    else:
+        cuts.done("one", 0.5, error=error)
     actions = begins("again", 0, A, attempt=1, start=start)(cuts, 1.0)
     done("again")(cuts, 1.1)
     closes(cuts, 1.2)
@@ -624,6 +630,31 @@ def test_the_fourth_death_at_the_same_offset_fails_the_batch(places: list[int], 
     failures = [each for each in _die(cuts, places[-1]) if isinstance(each, Fail)]
 
     assert [f"{A} offset=5: 4 tasks died" in str(each.error) for each in failures] == [True] * is_failed
+
+
+@pytest.mark.parametrize(
+    ("errors", "named"),
+    [
+        ([None] * 4, None),
+        (["No space."] * 4, "No space"),
+        (["Busy.", None, "No space.", None], "No space"),
+        (["of an offset before", None, None, None, None], None),
+    ],
+)
+def test_the_last_error_that_tasks_have_reported_is_named_and_otherwise_the_message_that_may_be_skipped(
+    errors: list[str | None], named: str | None
+) -> None:
+    """D1: whoever reports an error was not killed by a message."""
+    cuts = Cuts(0.5)
+    failures: list[str] = []
+    for number, error in enumerate(errors, 5 - len(errors)):
+        assert failures == []
+        actions = _die(cuts, 5 if number else 4, error=error)
+        failures = [str(each.error) for each in actions if isinstance(each, Fail)]
+
+    [text] = failures
+    assert (f"The last error that they reported: {named}. Correct its cause" in text) is (named is not None)
+    assert ("offsets skip" in text) is (named is None)
 
 
 @pytest.mark.parametrize(

@@ -46,6 +46,8 @@ class Instructions:
         self.is_cut = self.is_open = False
         self.cut: Callable[[None], bool] = lambda _: False
         self.doubt: Exception | None = None
+        self.errors: list[BaseException | None] = []
+        """What :meth:`forget` was called with."""
 
     def fate(self, queue: MessageQueue) -> Fate:
         return self.fates.get(queue, Fate.KEPT)
@@ -86,7 +88,7 @@ class Instructions:
         self.copies.append(last)
 
     def forget(self, error: BaseException | None = None) -> None:
-        pass
+        self.errors.append(error)
 
 
 class Lines:
@@ -396,6 +398,36 @@ def test_a_part_whose_arrival_is_not_known_fails_the_task() -> None:
     instructions.doubt = RocketMQError("not known")
     with pytest.raises(RocketMQError, match="not known"):
         parts_of(instructions).finish()
+
+
+class _Failing:
+    """A writer, or an engine, that fails before the task has consumed anything."""
+
+    def open(self) -> Any:
+        raise OSError("it does not open")
+
+    def written(self, facts: Mapping[str, Any]) -> Any:
+        return facts
+
+    def __call__(self, source: Source, instructions: RangeInstructions = NO_INSTRUCTIONS) -> Any:
+        raise OSError("it does not open")
+
+
+@pytest.mark.parametrize("fails", ["the writer", "the engine"])
+def test_an_error_before_anything_is_consumed_is_reported_too(
+    monkeypatch: pytest.MonkeyPatch, fails: str
+) -> None:
+    """D1: otherwise the driver would take the task for killed by a message."""
+    instructions = Instructions()
+    monkeypatch.setattr(BatchTask, "_ask", lambda self, tickets: instructions)
+    writer: Any = _Failing() if fails == "the writer" else Lines()
+    engine: Any = _Failing() if fails == "the engine" else OfColumns()
+    run, schema = BatchTask(writer, engine), pa.schema([("n", pa.int64())])
+
+    with pytest.raises(OSError, match="does not open"):
+        list(run(iter([pa.RecordBatch.from_pylist([], schema=schema)])))
+
+    assert [str(error) for error in instructions.errors] == ["it does not open"]
 
 
 @pytest.mark.parametrize("open_for_s", [None, 300.0])

@@ -15,7 +15,6 @@ from pyspark_rocketmq.hub.messages import (
     CutWanted,
     EndSoon,
     EndTask,
-    FatalError,
     GiveUpQueues,
     Message,
     NothingToCut,
@@ -41,6 +40,7 @@ from pyspark_rocketmq.hub.messages import (
     TaskBegins,
     TaskDirty,
     TaskDone,
+    TaskError,
     TaskFailed,
     TaskIdle,
     TaskMayBegin,
@@ -115,10 +115,10 @@ TO_DRIVER: tuple[tuple[ToDriver, str], ...] = (
     ),
     (CallsEnded("t"), '{"type":"callsEnded","task":"t"}'),
     (TaskIdle("t"), '{"type":"idle","task":"t"}'),
-    (TaskFailed("t"), '{"type":"failed","task":"t","fatal":null}'),
+    (TaskFailed("t"), '{"type":"failed","task":"t","error":null}'),
     (
-        TaskFailed("t", FatalError("SchemaError", "no column")),
-        '{"type":"failed","task":"t","fatal":{"class":"SchemaError","text":"no column"}}',
+        TaskFailed("t", TaskError("SchemaError", "no column", is_fatal=True)),
+        '{"type":"failed","task":"t","error":{"class":"SchemaError","text":"no column","fatal":true}}',
     ),
     (TaskDone("t", PART), f'{{"type":"done","task":"t","part":{_PART}}}'),
     (TaskDone("t", None), '{"type":"done","task":"t","part":null}'),
@@ -216,10 +216,41 @@ def test_the_driver_refuses_unknown_messages_and_the_others_ignore_them() -> Non
 
 def test_an_error_of_a_task_keeps_its_name_and_its_text() -> None:
     """D1"""
-    error = FatalError.of(SchemaError("There is no column of that name.")).to_error()
+    error = TaskError.of(SchemaError("There is no column of that name."), is_fatal=True).to_error()
 
     assert isinstance(error, RocketMQError)
     assert (type(error).__name__, str(error)) == ("SchemaError", "There is no column of that name.")
+
+
+class _Unreadable(Exception):
+    def __str__(self) -> str:
+        raise KeyError("text")
+
+
+@pytest.mark.parametrize(
+    ("error", "line"),
+    [
+        (OSError(28, "No space left"), "OSError: [Errno 28] No space left"),
+        (ValueError("two\n  lines"), "ValueError: two lines"),
+        (ValueError(), "ValueError"),
+        (ValueError("no jdbc:pg://me:secret@db/t"), "ValueError: no jdbc:pg://***@db/t"),
+        (_Unreadable(), "_Unreadable: its message cannot be read"),
+    ],
+)
+def test_any_error_of_a_task_is_one_line_without_secrets(error: Exception, line: str) -> None:
+    """A5, D1"""
+    assert TaskError.of(error).to_line() == line
+
+
+@pytest.mark.parametrize("text", ["\x01" * (9 << 20), "x" * 9_985 + " s3://me:secret@b"])
+def test_an_error_of_a_task_fits_in_a_line_of_the_connection(text: str) -> None:
+    """A5, D1: and shows no secret at whose end it would be cut."""
+    reported = TaskError.of(ValueError(text))
+
+    assert len(reported.text) <= 10_000
+    assert len(json.dumps(encode(TaskFailed("t", reported)))) < 1 << 17
+    assert len(reported.to_line()) <= 2_000
+    assert "secret" not in reported.text
 
 
 def test_storage_options_are_not_shown() -> None:

@@ -9,7 +9,6 @@ from pyspark_rocketmq.consume.part import Part
 from pyspark_rocketmq.hub.messages import (
     EndSoon,
     EndTask,
-    FatalError,
     GiveUpQueues,
     PartHandedOver,
     PartTaken,
@@ -17,6 +16,7 @@ from pyspark_rocketmq.hub.messages import (
     QueueStands,
     SlotsKnown,
     TaskBegins,
+    TaskError,
     TaskMayBegin,
     TaskMayGoOn,
     TaskResumes,
@@ -423,10 +423,32 @@ def test_the_fourth_death_of_a_task_at_the_same_offset_fails_the_batch() -> None
     assert f"{A} offset=0: 4 tasks died one after the other" in str(failures[0])
 
 
+def test_an_error_that_fails_each_task_at_the_same_offset_is_the_batchs_error() -> None:
+    """D1: a disk that is full, a sink's writer with a bug; no message is to blame."""
+    driver = Driver()
+    failures: list[BaseException | None] = []
+    for _ in range(4):
+        full = TaskError("RocketMQError", "Rows could not be written:\nNo space left on device.")
+        driver.state.task_failed(peer("one"), "one", 102.0, full)
+        driver.begins("again", A, attempt=1, now_s=103.0)
+        driver.is_done("two")
+        failures += flushed(driver.job_is_over())
+        driver.state.batch_begins(7)
+        driver.begins("one", A)
+        driver.begins("two", B, partition=1)
+    assert failures[:3] == [None, None, None]
+    reported = "The last error that they reported: RocketMQError: Rows could not be written: No space left on"
+    assert f"4 tasks failed one after the other without getting further. {reported} device." in str(
+        failures[3]
+    )
+    assert f"it continues at {A} offset=0." in str(failures[3])
+    assert "skip" not in str(failures[3])
+
+
 def test_an_error_that_another_attempt_would_meet_again_fails_the_batch() -> None:
     """D1"""
     driver = Driver()
-    fatal = FatalError("SchemaError", "no such column")
+    fatal = TaskError("SchemaError", "no such column", is_fatal=True)
     actions = driver.state.task_failed(peer("one"), "one", 101.0, fatal)
     assert ended(actions) == {"two": EndReason.STOP}
     driver.is_done("two")
@@ -434,9 +456,10 @@ def test_an_error_that_another_attempt_would_meet_again_fails_the_batch() -> Non
     assert (type(failure).__name__, str(failure)) == ("SchemaError", "no such column")
 
 
-def test_another_error_leaves_it_to_another_attempt() -> None:
+@pytest.mark.parametrize("error", [TaskError("RocketMQError", "the disk is full"), None])
+def test_another_error_leaves_it_to_another_attempt(error: TaskError | None) -> None:
     driver = Driver()
-    assert ended(driver.state.task_failed(peer("one"), "one", 101.0)) == {}
+    assert ended(driver.state.task_failed(peer("one"), "one", 101.0, error)) == {}
     driver.begins("again", A, attempt=1)
     driver.is_done("two")
     assert flushed(driver.job_is_over()) == [None]

@@ -14,7 +14,6 @@ from pyspark_rocketmq.hub.messages import (
     CutWanted,
     EndSoon,
     EndTask,
-    FatalError,
     FromTask,
     GiveUpQueues,
     NothingToCut,
@@ -26,6 +25,7 @@ from pyspark_rocketmq.hub.messages import (
     TaskBegins,
     TaskDirty,
     TaskDone,
+    TaskError,
     TaskFailed,
     TaskMayBegin,
     TaskMayGoOn,
@@ -383,22 +383,23 @@ def test_a_task_that_has_ended_waits_for_no_calls(outcome: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("open_for_s", "error", "fatal"),
+    ("open_for_s", "error", "reported"),
     [
-        (300.0, ListenerError("It raised SystemExit."), FatalError("ListenerError", "It raised SystemExit.")),
-        (300.0, RocketMQError("It may pass."), None),
-        (300.0, ValueError("It is a bug."), None),
-        (None, ListenerError("It raised SystemExit."), None),
+        (300.0, ListenerError("A call ended."), TaskError("ListenerError", "A call ended.", is_fatal=True)),
+        (300.0, RocketMQError("The disk is full."), TaskError("RocketMQError", "The disk is full.")),
+        (300.0, ValueError("It is a bug."), TaskError("ValueError", "It is a bug.")),
+        (300.0, SystemExit(3), TaskError("SystemExit", "3")),
+        (None, ListenerError("A call ended."), TaskError("ListenerError", "A call ended.")),
     ],
 )
-def test_the_driver_gets_the_error_that_another_attempt_would_meet_again(
-    open_for_s: float | None, error: Exception, fatal: FatalError | None
+def test_the_driver_gets_each_error_and_fails_the_batch_if_another_attempt_would_meet_it_again(
+    open_for_s: float | None, error: BaseException, reported: TaskError
 ) -> None:
     """D1: another attempt of open ranges consumes nothing, so that Spark takes it for done."""
     task = Task(open_for_s=open_for_s)
     task.control.forget(error)
 
-    assert task.connection.taken() == [TaskFailed("t", fatal)]
+    assert task.connection.taken() == [TaskFailed("t", reported)]
 
 
 def test_a_task_reports_its_end_also_before_the_answer() -> None:

@@ -50,7 +50,7 @@ _TAKEN_BY: Final[Mapping[type[FromTask], Callable[[HubState, Peer, Any, float], 
     TaskBegins: lambda hub, peer, begins, now_s: hub.task_begins(peer, begins, now_s),
     TaskResumes: lambda hub, peer, resumes, now_s: hub.task_resumes(peer, resumes, now_s),
     TaskDone: lambda hub, peer, done, now_s: hub.task_done(peer, done.task, done.part, now_s),
-    TaskFailed: lambda hub, peer, failed, now_s: hub.task_failed(peer, failed.task, now_s, failed.fatal),
+    TaskFailed: lambda hub, peer, failed, now_s: hub.task_failed(peer, failed.task, now_s, failed.error),
     TaskDirty: lambda hub, peer, dirty, now_s: hub.task_is_dirty(peer, dirty.task, now_s),
     PartHandedOver: lambda hub, peer, handed, now_s: hub.handed_over(peer, handed, now_s),
     NothingToCut: lambda hub, peer, nothing, now_s: hub.nothing_to_cut(

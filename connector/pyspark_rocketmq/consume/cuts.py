@@ -246,6 +246,8 @@ class _Task:
     is_done: bool = False
     is_replaced: bool = False
     """True if another attempt has replaced this one, so that its further results are ignored."""
+    error: str = ""
+    """The error with which it has failed, on one line; empty if it has not, or has reported none."""
     pauses_at_s: float = -inf
     """Time at which the task certainly delivers no more, because its connection is lost."""
 
@@ -541,10 +543,14 @@ class Cuts:
             self._forget_answer(task)
         return self._go_on(now_s)
 
-    def done(self, task: str, now_s: float) -> list[Action]:
-        """Note that a task has ended."""
+    def done(self, task: str, now_s: float, *, error: str = "") -> list[Action]:
+        """Note that a task has ended, perhaps with an error after which another attempt may succeed.
+
+        ``error`` is the error's text on one line. It is shown if the task's attempts keep failing.
+        """
         if (mine := self._batch.tasks.get(task)) is not None:
             mine.is_done = True
+            mine.error = error
             self._forget_answer(task)
         return self._go_on(now_s)
 
@@ -749,7 +755,7 @@ class Cuts:
         reached = {
             queue: self._batch.reached.get(queue, place).next_offset for queue, place in places.items()
         }
-        error = self._deaths.count(reached)
+        error = self._deaths.count(reached, "" if former is None else former.error)
         return [] if error is None else self._fail(error)
 
     def _schedule(self, now_s: float) -> None:

@@ -1,8 +1,9 @@
-"""Counts deaths of tasks in real time, so that a message that ends its worker does not end workers for ever.
+"""Counts deaths of tasks in real time, so that what ends a task each time does not end tasks for ever.
 
 After a task has died, Spark starts another attempt of it. Spark never gives up, because that attempt ends
 well: it consumes nothing and has another batch planned (rule 3 of :mod:`~pyspark_rocketmq.consume.cuts`). So
-the driver counts the deaths.
+the driver counts the deaths. A task that fails with an error reports it; a worker that is killed, for example
+by a message, reports nothing.
 """
 
 from __future__ import annotations
@@ -23,6 +24,8 @@ _MOST_DEATHS_BESIDE_OTHERS: Final = 12
 class _Deaths(NamedTuple):
     next_offset: int
     times: int
+    error: str
+    """The last error that one of the tasks has reported; empty if none has."""
 
 
 class DeathCounts:
@@ -34,23 +37,26 @@ class DeathCounts:
     def __init__(self) -> None:
         self._deaths: dict[MessageQueue, _Deaths] = {}
 
-    def count(self, reached: Mapping[MessageQueue, int]) -> RocketMQError | None:
+    def count(self, reached: Mapping[MessageQueue, int], error: str = "") -> RocketMQError | None:
         """Count the death of a task whose queues have reached these offsets.
+
+        ``error`` is the text of the error that the task has reported; empty if it has reported none.
 
         Return the error that fails the batch if there were too many: four while none of the task's queues
         has moved, or twelve while one of them has not. Otherwise return None.
         """
         for queue, next_offset in reached.items():
             before = self._deaths.get(queue)
-            is_same = before is not None and before.next_offset == next_offset
-            self._deaths[queue] = _Deaths(next_offset, before.times + 1 if before and is_same else 1)
+            if before is None or before.next_offset != next_offset:
+                before = _Deaths(next_offset, 0, "")
+            self._deaths[queue] = _Deaths(next_offset, before.times + 1, error or before.error)
         times = [self._deaths[queue].times for queue in reached]
         if min(times, default=0) >= _MOST_DEATHS:
-            return _error(reached, _MOST_DEATHS, "further")
+            return self._error(reached, _MOST_DEATHS, "further")
         if max(times, default=0) >= _MOST_DEATHS_BESIDE_OTHERS:
             # The cause may also be a queue that moves a little each time. An idle queue has no message that
             # could be the cause.
-            return _error(reached, _MOST_DEATHS_BESIDE_OTHERS, "further in all of these queues")
+            return self._error(reached, _MOST_DEATHS_BESIDE_OTHERS, "further in all of their queues")
         return None
 
     def forgive(self, queues: Iterable[MessageQueue]) -> None:
@@ -58,11 +64,17 @@ class DeathCounts:
         for queue in queues:
             self._deaths.pop(queue, None)
 
-
-def _error(reached: Mapping[MessageQueue, int], deaths: int, further: str) -> RocketMQError:
-    listed = "; ".join(f"{queue} offset={next_offset}" for queue, next_offset in sorted(reached.items()))
-    return RocketMQError(
-        f"{listed}: {deaths} tasks died one after the other without getting {further}. A message "
-        "at such an offset may end the Python worker: look at the executors' logs. If it cannot be "
-        "consumed, skip it: `pyspark-rocketmq offsets skip --messages 1 --queue BROKER:ID`."
-    )
+    def _error(self, reached: Mapping[MessageQueue, int], deaths: int, further: str) -> RocketMQError:
+        listed = "; ".join(f"{queue} offset={next_offset}" for queue, next_offset in sorted(reached.items()))
+        reported = next((each.error for queue in reached if (each := self._deaths[queue]).error), "")
+        if reported:
+            return RocketMQError(
+                f"{deaths} tasks failed one after the other without getting {further}. The last error that "
+                f"they reported: {reported.rstrip('.')}. Correct its cause and start the query again: it "
+                f"continues at {listed}."
+            )
+        return RocketMQError(
+            f"{listed}: {deaths} tasks died one after the other without getting {further}. A message "
+            "at such an offset may end the Python worker: look at the executors' logs. If it cannot be "
+            "consumed, skip it: `pyspark-rocketmq offsets skip --messages 1 --queue BROKER:ID`."
+        )

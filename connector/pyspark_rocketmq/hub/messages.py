@@ -26,10 +26,13 @@ from typing import Annotated, Any, ClassVar, Final, NamedTuple, Protocol, TypeVa
 
 from pyspark_rocketmq.consume.cuts import EndReason, Place
 from pyspark_rocketmq.consume.part import Part
+from pyspark_rocketmq.display import masked, peer_text
 from pyspark_rocketmq.errors import RemoteProtocolError, RocketMQError, named_error
 from pyspark_rocketmq.model import MessageQueue
 
 JsonObject = dict[str, Any]
+_LONGEST_ERROR: Final = 10_000
+"""Maximum length of a task's error, in characters: it must fit in a line of the connection."""
 
 
 class _Form(NamedTuple):
@@ -125,32 +128,47 @@ def _part_if_any(facts: Any, peer: str) -> Part | None:
 
 
 @dataclass(frozen=True, slots=True)
-class FatalError:
-    """Class and text of a task's error that would occur again in another attempt, so the batch must fail."""
+class TaskError:
+    """Class and text of the error with which an attempt of a task has failed."""
 
     kind: str
-    """Name of its class, one of this package's errors."""
+    """Name of its class."""
     text: str
+    is_fatal: bool = False
+    """Whether the error would occur again in another attempt, so that the driver must fail the batch."""
 
     @classmethod
-    def of(cls, error: RocketMQError) -> FatalError:
-        """Return an error as the name of its class and its text."""
-        return cls(type(error).__name__, str(error))
+    def of(cls, error: BaseException, *, is_fatal: bool = False) -> TaskError:
+        """Return an error as the name of its class and the beginning of its text, without secrets in URIs."""
+        try:
+            text = str(error)
+        except Exception:  # noqa: BLE001 - a user's class
+            text = "its message cannot be read"
+        # Cut first: a text may have megabytes. Cut again after masking, so that no half of a secret remains.
+        text = masked(text[: 4 * _LONGEST_ERROR])
+        if len(text) > _LONGEST_ERROR:
+            text = text[: _LONGEST_ERROR - 1] + "…"
+        return cls(type(error).__name__, text, is_fatal)
 
     def to_error(self) -> RocketMQError:
         """Return an error with this class name and text, with which the driver fails the batch."""
         return named_error(self.kind, self.text)
 
-
-def _fatal_object(error: FatalError | None) -> JsonObject | None:
-    return None if error is None else {"class": error.kind, "text": error.text}
-
-
-def _fatal_if_any(facts: Any, _: str) -> FatalError | None:
-    return None if facts is None else FatalError(str(facts["class"]), str(facts["text"]))
+    def to_line(self) -> str:
+        """Return class and text on one line, at most 2,000 characters."""
+        text = " ".join(self.text.split())
+        return peer_text(f"{self.kind}: {text}" if text else self.kind)
 
 
-Fatal = Annotated[FatalError | None, _Form(_fatal_object, _fatal_if_any)]
+def _error_object(error: TaskError | None) -> JsonObject | None:
+    return None if error is None else {"class": error.kind, "text": error.text, "fatal": error.is_fatal}
+
+
+def _error_if_any(facts: Any, _: str) -> TaskError | None:
+    return None if facts is None else TaskError(str(facts["class"]), str(facts["text"]), bool(facts["fatal"]))
+
+
+AnyError = Annotated[TaskError | None, _Form(_error_object, _error_if_any)]
 SentPart = Annotated[Part, _Form(_part_object, _part)]
 PartCopy = Annotated[Part | None, _Form(_part_object, _part_if_any)]
 
@@ -374,8 +392,8 @@ class TaskFailed:
 
     kind: ClassVar[str] = "failed"
     task: str
-    fatal: Fatal = None
-    """Error with which the driver must fail the batch; None if another attempt may succeed."""
+    error: AnyError = None
+    """The error; None for an attempt that does not begin."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -268,8 +268,8 @@ class HubServer(ConnectionLoop):
                 return state.task_resumes(connection, message, now_s)
             case TaskIdle(task):
                 return state.task_idles(connection, task, now_s)
-            case TaskFailed(task, fatal):
-                return state.task_failed(connection, task, now_s, fatal)
+            case TaskFailed(task, error):
+                return state.task_failed(connection, task, now_s, error)
             case TaskDone(task, copy):
                 return state.task_done(connection, task, copy, now_s)
             case _:

@@ -45,7 +45,6 @@ from pyspark_rocketmq.hub.messages import (
     CutWanted,
     EndSoon,
     EndTask,
-    FatalError,
     FromDriver,
     GiveUpQueues,
     PartHandedOver,
@@ -57,6 +56,7 @@ from pyspark_rocketmq.hub.messages import (
     QueueStands,
     SlotsKnown,
     TaskBegins,
+    TaskError,
     TaskMayBegin,
     TaskMayGoOn,
     TaskResumes,
@@ -670,23 +670,21 @@ class HubState:
         return ended + self._give_up(now_s) + self._end_idle(now_s) + self._end_after_calls(now_s)
 
     def task_failed(
-        self, peer: Hashable, task_id: str, now_s: float, fatal: FatalError | None = None
+        self, peer: Hashable, task_id: str, now_s: float, error: TaskError | None = None
     ) -> list[Action]:
         """Note that an attempt of a task has failed; the parts that it has sent still count.
 
-        ``fatal`` is an error that would occur again in another attempt, so that the batch must fail; None if
-        another attempt may succeed.
+        If the error is fatal, the batch fails, too.
         """
         task = self._task(peer, task_id)
         if task is None:
             return self._late_ended(peer, task_id)
         if not task.is_done:
             task.is_lost, task.lost_s = True, now_s
-        over = (
-            self._cuts.done(task_id, now_s)
-            if fatal is None
-            else self._cuts.failed(task_id, fatal.to_error(), now_s)
-        )
+        if error is not None and error.is_fatal:
+            over = self._cuts.failed(task_id, error.to_error(), now_s)
+        else:
+            over = self._cuts.done(task_id, now_s, error="" if error is None else error.to_line())
         return self._carry_out(over, now_s) + self._end_idle(now_s) + self._end_after_calls(now_s)
 
     def lost(self, peer: Hashable, now_s: float, *, is_silent: bool = False) -> list[Action]:

@@ -46,7 +46,6 @@ from pyspark_rocketmq.hub.messages import (
     CutWanted,
     EndSoon,
     EndTask,
-    FatalError,
     FromTask,
     GiveUpQueues,
     NothingToCut,
@@ -58,6 +57,7 @@ from pyspark_rocketmq.hub.messages import (
     TaskBegins,
     TaskDirty,
     TaskDone,
+    TaskError,
     TaskFailed,
     TaskIdle,
     TaskMayBegin,
@@ -441,16 +441,17 @@ class TaskControl(RangeInstructions):
         self._connection.send(TaskDone(self.id, copy))
 
     def forget(self, error: BaseException | None = None) -> None:
-        """Report that the task has failed, or that it does not begin.
+        """Report that the task has failed with ``error``, or that it does not begin.
 
-        If the ranges are open and ``error`` would occur again in another attempt, the driver fails the batch
+        If the ranges are open and the error would occur again in another attempt, the driver fails the batch
         with this error. It must: another attempt of an open task consumes nothing, so Spark would count the
-        task as done.
+        task as done. Any other error fails the batch only after several attempts (``DeathCounts``).
         """
-        fatal = FatalError.of(error) if self.is_open and isinstance(error, _FATAL) else None
+        is_fatal = self.is_open and isinstance(error, _FATAL)
+        reported = None if error is None else TaskError.of(error, is_fatal=is_fatal)
         self._leave()
         # Send this even before the driver has answered on a new connection: no other message follows it.
-        self._connection.send(TaskFailed(self.id, fatal))
+        self._connection.send(TaskFailed(self.id, reported))
 
     def _leave(self) -> None:
         """Accept no further message, and count no listener call as running any more, even one that failed."""

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from itertools import chain
 from typing import Final, NamedTuple, Protocol, runtime_checkable
 
@@ -245,8 +246,10 @@ class BatchTask:
             could_ask = instructions is not None if tickets and self._terms is not None else None
             is_held_back = could_ask is False and self._terms is not None and self._terms.must_ask
             columns = self._engine.needed_columns if isinstance(self._engine, ReadsColumns) else None
-            source = _source_of(() if is_held_back else tickets, instructions, columns)
-            finished = self._written(self._engine(source, instructions or NO_INSTRUCTIONS), instructions)
+            with _failure_reported(instructions):
+                source = _source_of(() if is_held_back else tickets, instructions, columns)
+                brought = self._engine(source, instructions or NO_INSTRUCTIONS)
+            finished = self._written(brought, instructions)
         freeze_modules()
         result = {"parts": json.dumps([part.facts for part in finished]), "could_ask": could_ask}
         yield pa.RecordBatch.from_pylist([result], schema=_RESULT_SCHEMA)
@@ -281,7 +284,8 @@ class BatchTask:
     def _written(
         self, brought: Iterable[Consumed | CutTogether | _RowsAndAcks], instructions: TaskControl | None
     ) -> list[Part]:
-        parts = TaskParts(self._writer, instructions)
+        with _failure_reported(instructions):
+            parts = TaskParts(self._writer, instructions)
         try:
             for result in brought:
                 match result:
@@ -297,6 +301,17 @@ class BatchTask:
         except BaseException as error:
             parts.abandon(error)
             raise
+
+
+@contextmanager
+def _failure_reported(instructions: TaskControl | None) -> Iterator[None]:
+    """Report an error of the ``with`` block to the driver, as ``TaskParts.abandon`` does later."""
+    try:
+        yield
+    except BaseException as error:
+        if instructions is not None:
+            instructions.forget(error)
+        raise
 
 
 def _source_of(
