@@ -8,7 +8,7 @@ import pytest
 
 from pyspark_rocketmq.errors import LocalProtocolError, RemoteProtocolError
 from pyspark_rocketmq.hub.messages import JsonObject
-from pyspark_rocketmq.hub.session import LONGEST_GREETING, HubAddress, Session
+from pyspark_rocketmq.hub.session import LONGEST_GREETING, HubAddress, Session, line_bytes
 
 KEY = b"k" * 32
 
@@ -37,6 +37,17 @@ def test_both_directions_carry_messages() -> None:
     for number in range(3):
         assert carried(hub.seal({"type": "go", "n": number}), task) == {"type": "go", "n": number}
         assert carried(task.seal({"n": number}), hub) == {"n": number}
+
+
+def test_a_line_is_in_utf_8_and_carries_any_text() -> None:
+    hub, task = opened()
+    message = {"text": "订单 é 😀 \x00 \u2028 \n \ud800"}
+
+    line = task.seal(message)
+
+    assert "订单 é 😀".encode() in line
+    assert len(line) == 32 + line_bytes(message) + len(b"\n")
+    assert [carried(each, hub) for each in hub.lines(line)] == [message]
 
 
 def test_a_peer_without_the_key_is_refused_on_either_side() -> None:

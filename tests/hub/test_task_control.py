@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from dataclasses import replace
 
 import pytest
 
@@ -30,11 +31,15 @@ from pyspark_rocketmq.hub.messages import (
     TaskMayBegin,
     TaskMayGoOn,
     TaskResumes,
+    decode_to_driver,
+    encode,
 )
+from pyspark_rocketmq.hub.session import LONGEST_LINE, line_bytes
 from pyspark_rocketmq.hub.task_end import Fate, TaskControl
 from pyspark_rocketmq.model import MessageQueue
 from tests.helpers.parts import part_of
 from tests.helpers.wait import PATIENCE_S, wait_until
+from tests.hub.test_session import opened
 
 A, B = (MessageQueue("T", "broker-a", number) for number in range(2))
 P, Q = part_of("p", A), part_of("q", A)
@@ -164,6 +169,27 @@ def test_a_task_pauses_until_the_driver_has_answered_on_another_connection() -> 
     assert task.goes_on() == []
     assert not task.control.is_paused()
     assert task.pauses == [True, False]
+
+
+@pytest.mark.parametrize("character", ["x", '"', "\x00", "é", "单", "😀", "\ud800"])
+def test_a_part_is_sent_only_if_the_hub_takes_its_line(character: str) -> None:
+    """H1: the hub ends the connection otherwise, and each next one, on which the part is sent again."""
+    task = Task()
+    hub, sender = opened()
+
+    def part(count: int) -> Part:
+        return replace(P, written=({"rows": character * count},))
+
+    room = LONGEST_LINE // 2 - line_bytes(part(0).facts)
+    fitting = room // (line_bytes({character: 0}) - line_bytes({"": 0}))
+    assert not task.control.hand_over(part(fitting + 1), ends=frozenset())
+    sent = task.hands_over(part(fitting))
+
+    assert task.connection.taken() == [sent]
+    [line] = hub.lines(sender.seal(encode(sent)))
+    _, facts = hub.receive(line)
+    assert facts is not None
+    assert decode_to_driver(facts, "task") == sent
 
 
 def test_parts_that_the_driver_does_not_have_are_sent_again_in_order_and_the_others_are_taken() -> None:

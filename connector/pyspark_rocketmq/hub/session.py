@@ -139,7 +139,7 @@ class Session:
 
     def seal(self, message: JsonObject) -> bytes:
         """Return ``message`` as the next line to send, with its code. The session must be open."""
-        body = json.dumps(message, separators=(",", ":")).encode()
+        body = _body(message)
         line = _code(self._send_key, self._sent, body) + body + b"\n"
         self._sent += 1
         return line
@@ -189,6 +189,18 @@ class Session:
                 "pyspark-rocketmq."
             )
         return value
+
+
+def line_bytes(message: JsonObject) -> int:
+    """Return how many bytes a message, or a part of one, takes in a line; see :data:`LONGEST_LINE`."""
+    return len(_body(message))
+
+
+def _body(message: JsonObject) -> bytes:
+    # UTF-8, since an escape in ASCII takes 6 bytes or 12. A lone surrogate, which UTF-8 lacks, is written as
+    # json.loads reads it.
+    text = json.dumps(message, separators=(",", ":"), ensure_ascii=False)
+    return text.encode("utf-8", "surrogatepass")
 
 
 def _code(key: bytes, number: int, body: bytes) -> bytes:

@@ -66,7 +66,7 @@ from pyspark_rocketmq.hub.messages import (
     ToTask,
     decode_to_task,
 )
-from pyspark_rocketmq.hub.session import LONGEST_LINE, HubAddress
+from pyspark_rocketmq.hub.session import LONGEST_LINE, HubAddress, line_bytes
 from pyspark_rocketmq.model import MessageQueue
 
 logger = logging.getLogger(__name__)
@@ -88,7 +88,7 @@ _CALLS_END_S: Final = 2.0
 """How long the running call may continue after the driver's end, in seconds; like
 ``spark.python.task.killTimeout``."""
 _LARGEST_COPY: Final = 256 << 10
-"""Longest result, in characters, of which the driver gets a copy."""
+"""Size of the largest result, in bytes of JSON, of which the driver gets a copy."""
 _FATAL: Final = (SchemaError, DataLoss, UndecodableMessage, ListenerError, SinkConflict)
 """Errors that would occur again in another attempt of the task."""
 
@@ -397,7 +397,9 @@ class TaskControl(RangeInstructions):
             cut: Number of the driver's request (cut) that the part answers; None if the driver has not asked
                 for it.
         """
-        if len(str(part.facts)) > LONGEST_LINE // 2:
+        # The hub ends a connection with too long a line, and would get the part again on the next one. The
+        # other half is for the lists of queues.
+        if line_bytes(part.facts) > LONGEST_LINE // 2:
             return False
         with self._guard:
             if self.is_cut_off:
@@ -436,7 +438,7 @@ class TaskControl(RangeInstructions):
 
     def done(self, last: Part | None) -> None:
         """Report the task's end; the driver gets a copy of the last part, if it is not too large."""
-        copy = None if last is None or len(str(last.facts)) > _LARGEST_COPY else last
+        copy = None if last is None or line_bytes(last.facts) > _LARGEST_COPY else last
         self._leave()
         self._connection.send(TaskDone(self.id, copy))
 
