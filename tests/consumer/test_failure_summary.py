@@ -16,6 +16,7 @@ from tests.helpers.fake_clock import FakeClock
 
 Q0, Q1, Q2, Q3 = (MessageQueue("orders", "broker-a", number) for number in range(4))
 ERROR = "AttributeError: no attribute 'keyz'"
+REFUSED = "No broker accepted a message that was to be sent back or made a dead letter:"
 
 
 def ack(
@@ -76,8 +77,8 @@ def test_a_message_that_failed_twice_is_not_yet_one_that_always_fails() -> None:
     assert ["for ever" in text for text in said] == [False, False, True]
 
 
-def test_what_refuses_dead_letters_is_reported_until_they_are_sent() -> None:
-    """D6: by the error of a drain that stands still."""
+def test_what_refuses_failed_messages_is_reported_until_they_are_stored() -> None:
+    """D6, E4: by the error of a drain that stands still; a message that is sent back is no dead letter."""
     reported: list[str] = []
     refused = RefusedLetters(reported.append)
 
@@ -87,7 +88,7 @@ def test_what_refuses_dead_letters_is_reported_until_they_are_sent() -> None:
     refused(report(ack(Q0)))
     refused(report(ack(Q1), ack(Q2)))
 
-    no_permission = "No broker accepted a dead letter: No permission."
+    no_permission = f"{REFUSED} No permission."
     assert reported == [no_permission, f"{no_permission} The same applies to 1 more queue.", ""]
 
 
@@ -99,7 +100,7 @@ def test_a_refusal_in_a_queue_that_is_another_members_by_now_holds_up_nobody_her
     refused(report(ack(Q1, refused="No permission.")))
     refused(report(ack(Q0), own=(Q0, Q2)))
 
-    assert reported == ["No broker accepted a dead letter: No permission.", ""]
+    assert reported == [f"{REFUSED} No permission.", ""]
 
 
 def test_it_says_so_at_once_and_then_now_and_then() -> None:

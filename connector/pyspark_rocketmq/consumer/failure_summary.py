@@ -108,13 +108,14 @@ class FailureSummary:
 
 
 class RefusedLetters:
-    """A batch listener that passes to a function the reason why no broker accepts a dead letter.
+    """A batch listener that passes to a function the reason why no broker accepts a failed message.
 
-    The message's queue waits meanwhile.
+    An orderly listener's message is to become a dead letter; a concurrent listener's is to be sent back,
+    usually to be delivered again. Its queue waits meanwhile.
     """
 
     def __init__(self, report: Callable[[str], None]) -> None:
-        """Call ``report`` later with a sentence, or with "" once no letter is refused any more."""
+        """Call ``report`` later with a sentence, or with "" once no message is refused any more."""
         self._report = report
         self._refused: dict[MessageQueue, str] = {}
 
@@ -136,7 +137,8 @@ class RefusedLetters:
         reason = self._refused[min(self._refused)]
         others = len(self._refused) - 1
         more = f" The same applies to {others:,} more {_plural(others, 'queue', 'queues')}." if others else ""
-        return f"No broker accepted a dead letter: {reason.rstrip('.')}.{more}"
+        what = "a message that was to be sent back or made a dead letter"
+        return f"No broker accepted {what}: {reason.rstrip('.')}.{more}"
 
 
 def _plural(count: int, one: str, many: str) -> str:
