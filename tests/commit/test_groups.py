@@ -24,11 +24,11 @@ from deltalake import DeltaTable
 from pyspark_rocketmq.commit.pipeline import BatchReport, BatchUnderCommit, GroupResult, PartCommitter
 from pyspark_rocketmq.commit.recovery import note_sink_ahead
 from pyspark_rocketmq.consume.metrics import ConsumeMetrics
-from pyspark_rocketmq.consume.part import Group, Part, QueueAck
+from pyspark_rocketmq.consume.part import Group, Part, QueueAck, not_begun
 from pyspark_rocketmq.consumer.engine.parts import GrowingPart
 from pyspark_rocketmq.delta.log import LogFiles
 from pyspark_rocketmq.errors import OffsetStoreUnavailable, RocketMQError, SinkConflict
-from pyspark_rocketmq.model import MessageQueue, QueueState
+from pyspark_rocketmq.model import MessageQueue, QueueRange, QueueState
 from pyspark_rocketmq.offsets.open import MemoryOffsetStore
 from pyspark_rocketmq.offsets.store import CommitResult, QueueCommit
 from pyspark_rocketmq.sinks.base import CommitsInTask, RowWriter, Sink, TaskCommits
@@ -150,6 +150,13 @@ class Driver:
             return _committed_part(self._task, spans, self.epochs, step)
         return _part(writer, spans, self.epochs, f"part {id(self)} {next(self._numbers)}", step)
 
+    def not_begun(self, queue: MessageQueue, start: int) -> Part:
+        """Return the part of a task that has not begun a queue's range."""
+        writer = self._task or self.batch.writer
+        growing = GrowingPart(writer)
+        growing.add((), [not_begun(QueueRange.between(queue, start, 9, epoch=self.epochs[queue]), 0.0)])
+        return growing.finish()
+
     def commit(self, *parts: Part, without: frozenset[MessageQueue] = frozenset()) -> GroupResult:
         return self.committer.commit_group(Group(parts, without), self.batch)
 
@@ -245,6 +252,20 @@ def test_each_group_is_a_commit_of_data_and_of_offsets(place: Place) -> None:
     assert [report.rows for report in driver.reports] == [2, 3, 2]
     [middle] = [report for report in driver.reports if len(report.acks) == 2]
     assert [(ack.queue, ack.start, ack.state.next_offset) for ack in middle.acks] == [(Q0, 2, 4), (Q1, 0, 1)]
+
+
+def test_a_range_that_was_not_begun_leaves_sink_and_offsets_together(place: Place) -> None:
+    """D4, H1: also where the group was moved beyond the rows that the sink has."""
+    store = Store()
+    store.reset(GROUP, {Q1: 5})
+    driver = Driver(place, store)
+
+    result = driver.commit(driver.part((Q0, 0, 2)), driver.not_begun(Q1, 5))
+    again = Driver(place, store, batch_id=2)
+    again.commit(again.part((Q1, 5, 7)))
+
+    assert result.refused == frozenset()
+    assert (place.stored(), store.offsets) == ({Q0: [0, 1], Q1: [5, 6]}, {Q0: 2, Q1: 7})
 
 
 @pytest.mark.parametrize("is_stored", [False, True], ids=["offsets not stored", "offsets stored"])

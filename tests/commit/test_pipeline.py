@@ -6,10 +6,11 @@ from collections.abc import Hashable, Mapping, Sequence
 from typing import Any
 
 from pyspark_rocketmq.commit.pipeline import BatchReport, BatchUnderCommit, GroupResult, PartCommitter
-from pyspark_rocketmq.consume.part import Group, Part, QueueAck
-from pyspark_rocketmq.model import MessageQueue, QueueState
+from pyspark_rocketmq.consume.part import Group, Part, QueueAck, not_begun
+from pyspark_rocketmq.model import MessageQueue, QueueRange, QueueState
 from pyspark_rocketmq.offsets.broker import BrokerOffsetStore
 from pyspark_rocketmq.offsets.open import MemoryOffsetStore
+from pyspark_rocketmq.offsets.store import QueueCommit
 from pyspark_rocketmq.sinks.against_offsets import SinkStanding
 from tests.helpers.fake_clock import FakeClock
 from tests.helpers.offsets_at_brokers import OffsetsAtBrokers
@@ -147,6 +148,38 @@ def test_a_batch_without_a_sink_commits_only_offsets() -> None:
     assert query.sink.commits == []
     assert query.offsets() == {A: 7, B: 0, C: 0}
     assert query.reports[0].sink_version is None
+
+
+class Shown:
+    """Plays the copy of the offsets at the brokers."""
+
+    def __init__(self) -> None:
+        self.queues: list[MessageQueue] = []
+
+    def show(self, accepted: Sequence[QueueCommit]) -> None:
+        self.queues += [commit.queue for commit in accepted]
+
+    def await_shown(self, accepted: Sequence[QueueCommit], timeout_s: float) -> bool:
+        return True
+
+    def arrived(self, queue: MessageQueue) -> int | None:
+        return None
+
+
+def test_a_range_that_was_not_begun_may_go_on_and_its_broker_gets_no_offset() -> None:
+    """F1, D4: its task could not ask, so the queue may have gone to a Java member already."""
+    query, shown = Query(), Shown()
+    committer = PartCommitter(
+        consumer_group=GROUP, store=query.store, sink=None, listeners=[], mirror=shown, clock=FakeClock()
+    )
+    untouched = Part(id="untouched", acks=(not_begun(QueueRange.between(B, 0, 7, epoch=1), 100.0),))
+
+    committer.commit_group(Group((part("one", A), untouched)), committer.begin("query", 3))
+
+    rows = query.store.read(GROUP)
+    assert rows[B].state == QueueState(0, 1, suspended_until_s=100.0)
+    assert (rows[A].shown.offsets, rows[B].shown.offsets) == ((7,), ())
+    assert shown.queues == [A]
 
 
 def test_a_broker_that_goes_away_under_a_batch_does_not_end_the_query() -> None:

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 import pytest
 
 from pyspark_rocketmq.commit.pipeline import BatchReport
-from pyspark_rocketmq.consume.part import QueueAck
+from pyspark_rocketmq.consume.part import QueueAck, not_begun
 from pyspark_rocketmq.consumer.failure_summary import PAUSE_S, FailureSummary, RefusedLetters
-from pyspark_rocketmq.model import MessageQueue, QueueState
+from pyspark_rocketmq.model import MessageQueue, QueueRange, QueueState
 from pyspark_rocketmq.offsets.rules import new_row
 from tests.helpers.fake_clock import FakeClock
 
@@ -128,6 +128,23 @@ def test_a_queue_that_goes_on_or_goes_away_is_not_named() -> None:
     assert said is not None
     assert f"1 queue is suspended since 22:14:20 UTC: {Q2} at offset 3." in said
     assert said.endswith("The query waits for the suspended queues before it ends.")
+
+
+def test_a_range_that_was_not_begun_changes_nothing() -> None:
+    """D5, D6: the listener was not called, and no dead letter was sent."""
+    clock = FakeClock()
+    summary, reported = summary_of(clock), list[str]()
+    refused = RefusedLetters(reported.append)
+    untouched = report(not_begun(QueueRange.between(Q0, 0, 9), clock.now_s()))
+    for each in (report(ack(Q0, refused="No permission.")), untouched):
+        summary.add(each)
+        refused(each)
+        clock.advance(PAUSE_S)
+
+    said = summary.add(report(ack(Q1)))
+
+    assert f"2 queues are suspended since 22:13:20 UTC: {Q0} at offset 0; {Q1}" in (said or "")
+    assert reported == ["No broker accepted a dead letter: No permission."]
 
 
 def test_few_of_many_queues_are_named() -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
@@ -12,7 +14,8 @@ import pyarrow as pa
 import pytest
 from pyspark.sql.types import StructType
 
-from pyspark_rocketmq.consume.part import Part, QueueAck
+from pyspark_rocketmq.consume.cuts import Place
+from pyspark_rocketmq.consume.part import NOT_BEGUN, Part, QueueAck
 from pyspark_rocketmq.consume.turns import NO_INSTRUCTIONS, RangeInstructions
 from pyspark_rocketmq.consumer.engine import task
 from pyspark_rocketmq.consumer.engine.arrivals import Source
@@ -20,14 +23,16 @@ from pyspark_rocketmq.consumer.engine.output import Consumed, CutTogether
 from pyspark_rocketmq.consumer.engine.task import BatchTask, TaskParts
 from pyspark_rocketmq.errors import RocketMQError
 from pyspark_rocketmq.hub import task_end
+from pyspark_rocketmq.hub.messages import GiveUpQueues, PartHandedOver
 from pyspark_rocketmq.hub.session import HubAddress
-from pyspark_rocketmq.hub.task_end import ControlEndpoint, Fate
+from pyspark_rocketmq.hub.task_end import ControlEndpoint, Fate, TaskControl
 from pyspark_rocketmq.listeners.row_validation import RowColumns
 from pyspark_rocketmq.model import BrokerAddress, MessageQueue, QueueRange, QueueState
 from pyspark_rocketmq.options.read import ReadOptions
 from pyspark_rocketmq.source.ranges import Ticket, partitions_of, ticket_rows
 from pyspark_rocketmq.source.schema import Arrival
 from tests.helpers.wait import PATIENCE_S, wait_until
+from tests.hub.test_task_control import Connection
 
 A, B, C = (MessageQueue("T", "broker-a", number) for number in range(3))
 
@@ -430,6 +435,64 @@ def test_an_error_before_anything_is_consumed_is_reported_too(
     assert [str(error) for error in instructions.errors] == ["it does not open"]
 
 
+def may_go_on(result: pa.RecordBatch) -> dict[MessageQueue, Part]:
+    """The parts of ranges that a task has not begun, by queue; each queue may go on immediately."""
+    [text] = result.column("parts").to_pylist()
+    found = {}
+    for part in map(Part.from_facts, json.loads(text)):
+        for ack in part.acks:
+            if ack.finished == NOT_BEGUN:
+                state = ack.state._replace(suspended_until_s=None)
+                assert (ack.start, state, ack.counts) == (0, QueueState(0, 1), False)
+                assert ack.state.suspended_until_s == pytest.approx(time.time(), abs=PATIENCE_S)
+                found[ack.queue] = part
+    return found
+
+
+@pytest.mark.parametrize("ends", ["broke", "stop"])
+@pytest.mark.parametrize("is_cut", [False, True])
+def test_ranges_that_a_task_has_not_begun_may_go_on_unless_their_queues_leave(
+    monkeypatch: pytest.MonkeyPatch, ends: str, is_cut: bool
+) -> None:
+    """D1, D4: without an ack the planner would take them for messages that the listener has not committed."""
+    leaving, dropped = (MessageQueue("T", "broker-a", number) for number in (3, 4))
+    queues = (A, leaving, B, dropped, C)
+    connection = Connection()
+    control = TaskControl(
+        connection,  # type: ignore[arg-type]
+        dict.fromkeys(queues, Place(1, 0)),
+        is_cut=is_cut,
+    )
+    monkeypatch.setattr(control, "await_taken", lambda: None)
+    options = ReadOptions.parse({"nameServers": "127.0.0.1:1", "topic": "T"})
+    partitions = partitions_of(
+        [QueueRange.between(queue, 0, 9, epoch=1) for queue in queues],
+        options,
+        {"broker-a": BrokerAddress("127.0.0.1:1")},
+        {},
+    )
+    monkeypatch.setattr(task, "ask_driver", lambda *_, **__: control)
+    monkeypatch.setattr(task, "closed_arrivals", lambda some: [[each.planned.queue] for each in some])
+
+    def engine(source: Source, instructions: RangeInstructions) -> Iterator[Consumed]:
+        for [queue] in source.arrivals():
+            yield consumed(queue)  # type: ignore[arg-type]
+            control.receive(GiveUpQueues(control.id, frozenset({leaving}), is_dropped=False))
+            getattr(control, ends)()
+        control.receive(GiveUpQueues(control.id, frozenset({dropped}), is_dropped=True))
+
+    terms = ControlEndpoint(HubAddress.new("127.0.0.1", 1), 7, must_ask=True)
+    run = BatchTask(None, engine, terms)  # type: ignore[arg-type]
+    [result] = run(ticket_rows(Ticket((partition,), 1)) for partition in partitions)
+
+    found = may_go_on(result)
+    assert list(found) == [B, C]
+    assert found[B] == found[C]
+    assert found[B].queues == {B, C}
+    handed = [message.part.queues for message in connection.taken() if isinstance(message, PartHandedOver)]
+    assert handed == ([{A}] if is_cut and ends == "stop" else [])
+
+
 @pytest.mark.parametrize("open_for_s", [None, 300.0])
 def test_a_task_that_cannot_reach_its_driver_consumes_nothing_and_fails_if_only_the_driver_can_end_it(
     monkeypatch: pytest.MonkeyPatch, open_for_s: float | None
@@ -438,7 +501,7 @@ def test_a_task_that_cannot_reach_its_driver_consumes_nothing_and_fails_if_only_
     monkeypatch.setattr(task_end, "_failed_s", {})
     options = ReadOptions.parse({"nameServers": "127.0.0.1:1", "topic": "T"})
     [partition] = partitions_of(
-        [QueueRange.between(A, 0, 9)], options, {"broker-a": BrokerAddress("127.0.0.1:1")}, {}
+        [QueueRange.between(A, 0, 9, epoch=1)], options, {"broker-a": BrokerAddress("127.0.0.1:1")}, {}
     )
     rows = ticket_rows(Ticket((partition,), 1, open_for_s))
     terms = ControlEndpoint(HubAddress.new("127.0.0.1", 1), 7, must_ask=True)
@@ -452,6 +515,7 @@ def test_a_task_that_cannot_reach_its_driver_consumes_nothing_and_fails_if_only_
     if open_for_s is None:
         [result] = run(iter([rows]))
         assert result.column("could_ask").to_pylist() == [False]
+        assert list(may_go_on(result)) == [A]
     else:
         with pytest.raises(RocketMQError, match="only the driver can end its tasks"):
             list(run(iter([rows])))

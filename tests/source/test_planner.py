@@ -8,6 +8,7 @@ import pytest
 
 from pyspark_rocketmq.clock import Deadline
 from pyspark_rocketmq.consume.metrics import ConsumeMetrics, RecentMetrics
+from pyspark_rocketmq.consume.part import not_begun
 from pyspark_rocketmq.consume.planning import REST_S
 from pyspark_rocketmq.errors import (
     BrokerError,
@@ -587,6 +588,24 @@ def test_available_now_ends_although_a_listener_never_commits_the_last_messages(
     plans = [planning.next() for _ in range(5)]
 
     assert plans == [[(A0, 5, 7)]] + [None] * 4
+
+
+@pytest.mark.parametrize("drains", [False, True])
+def test_a_range_that_its_task_has_not_begun_is_planned_again(
+    drains: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """H4, D4: the task could not ask its driver; the listener has had nothing that it could commit."""
+    planning = Planning({A0: (0, 5), A1: (0, 9)}, group=True, pullThresholdForQueue="7")
+    if drains:
+        planning.planner.prepare_available_now()
+    assert planning.next() == [(A0, 0, 5), (A1, 0, 7)]
+    planning.commit(A0, 5)
+    ack = not_begun(QueueRange.between(A1, 0, 7), planning.clock.now_s())
+    planning.commit(A1, 0, suspended_until_s=ack.state.suspended_until_s)
+
+    with caplog.at_level(logging.ERROR):
+        assert planning.next() == [(A1, 0, 7)]
+    assert caplog.records == []
 
 
 def test_a_drain_does_not_end_after_a_batch_that_was_dropped_under_its_epoch() -> None:

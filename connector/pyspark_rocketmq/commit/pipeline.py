@@ -28,7 +28,15 @@ from typing import Final, NamedTuple, Protocol
 from pyspark_rocketmq.clock import Clock
 from pyspark_rocketmq.consume.latencies import NO_LATENCIES, NONE_COUNTED, LatencyHistogram, StoreLatencies
 from pyspark_rocketmq.consume.metrics import MetricsSnapshot, RecentMetrics
-from pyspark_rocketmq.consume.part import Group, Part, QueueAck, check_chains, joined, parts_without
+from pyspark_rocketmq.consume.part import (
+    NOT_BEGUN,
+    Group,
+    Part,
+    QueueAck,
+    check_chains,
+    joined,
+    parts_without,
+)
 from pyspark_rocketmq.display import masking_logger
 from pyspark_rocketmq.errors import RocketMQError, SinkMoved
 from pyspark_rocketmq.model import MessageQueue
@@ -407,12 +415,14 @@ class PartCommitter:
         counted = self._counted[1]
         if ack.queue not in counted:
             counted[ack.queue] = self._recent.add(ack.queue, ack.metrics, now_s)
+        # A broker would take an offset in the queue's former log for one in its present log. A range that was
+        # not begun adds nothing to show, and if its task could not ask, a Java member may have the queue now.
+        is_to_show = ack.reset_to is None and not ack.is_another_log and ack.finished != NOT_BEGUN
         return QueueCommit(
             queue=ack.queue,
             state=ack.state,
             statistics=counted[ack.queue],
-            # A broker would take an offset in the queue's former log for one in its present log.
-            is_shown=self._mirror is not None and ack.reset_to is None and not ack.is_another_log,
+            is_shown=self._mirror is not None and is_to_show,
             arrived=None if self._mirror is None else self._mirror.arrived(ack.queue),
             sinks=sinks,
         )

@@ -17,10 +17,12 @@ from typing import Any, Final, Self
 from pyspark_rocketmq.consume.latencies import NO_LATENCIES, StoreLatencies
 from pyspark_rocketmq.consume.metrics import ConsumeMetrics
 from pyspark_rocketmq.errors import RocketMQError
-from pyspark_rocketmq.model import MessageQueue, QueueState
+from pyspark_rocketmq.model import MessageQueue, QueueRange, QueueState
 
 GOING_ON: Final = "GOING_ON"
 """Value of :attr:`QueueAck.finished` while the range goes on: the ack then has its results so far (a cut)."""
+NOT_BEGUN: Final = "NOT_BEGUN"
+"""Value of :attr:`QueueAck.finished` if the task has not begun the range (:func:`not_begun`)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,7 +45,7 @@ class QueueAck:
     finished: str
     """Why the engine stopped: EXHAUSTED (the listener has had all messages), SUSPENDED, SLICE_USED (the time
     is over), GIVEN_UP or, if concurrent, THREADS_LOST (calls that hang hold all threads). GOING_ON if the
-    range goes on."""
+    range goes on, NOT_BEGUN if the task has not begun it."""
     read: int = 0
     """Number of messages that were read since the previous ack, whether the listener got them or not."""
     reset_to: int | None = None
@@ -101,6 +103,22 @@ class QueueAck:
             "latencies": StoreLatencies.from_facts(facts["latencies"]),
         }
         return cls(**{**facts, **values})
+
+
+def not_begun(planned: QueueRange, now_s: float) -> QueueAck:
+    """Return the ack of a closed range that its task has not begun: its queue may go on immediately.
+
+    Without an ack the planner would assume that the listener has had the range and waits for more messages
+    before it commits. ``now_s`` is wall-clock time.
+    """
+    return QueueAck(
+        queue=planned.queue,
+        start=planned.start,
+        state=planned.state._replace(suspended_until_s=now_s),
+        consumed=0,
+        failed=0,
+        finished=NOT_BEGUN,
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

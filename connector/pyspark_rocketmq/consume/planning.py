@@ -555,7 +555,8 @@ class StallCounter:
 
     Call ``uncommitted()`` with fresh progress before each plan and ``planned()`` with the ranges that are run
     after it. A suspension keeps the memory of a queue, since the listener still needs the messages; any move
-    of the queue, or a new epoch, clears it. Times are monotonic seconds.
+    of the queue, or a new epoch, clears it. A range that its task did not begin counts as suspended until
+    that moment (``part.not_begun``). Times are monotonic seconds.
     """
 
     def __init__(self) -> None:

@@ -10,7 +10,7 @@ from typing import Final
 from pyspark_rocketmq.clock import Clock
 from pyspark_rocketmq.commit.pipeline import BatchReport
 from pyspark_rocketmq.consume.orderly import OrderlyFinish
-from pyspark_rocketmq.consume.part import QueueAck
+from pyspark_rocketmq.consume.part import NOT_BEGUN, QueueAck
 from pyspark_rocketmq.model import MessageQueue
 
 logger = logging.getLogger(__name__)
@@ -70,6 +70,8 @@ class FailureSummary:
     def _add(self, ack: QueueAck, now_s: float) -> None:
         self._failed += ack.failed
         self._last_error = ack.last_error or self._last_error
+        if ack.finished == NOT_BEGUN:
+            return
         if ack.finished != OrderlyFinish.SUSPENDED:
             self._suspended.pop(ack.queue, None)
         else:
@@ -123,6 +125,8 @@ class RefusedLetters:
         """Take the report of a commit (``BatchListener``); pass the reason on if it has changed."""
         before = dict(self._refused)
         for ack in report.acks:
+            if ack.finished == NOT_BEGUN:
+                continue
             self._refused.pop(ack.queue, None)
             if ack.refused_letter:
                 self._refused[ack.queue] = ack.refused_letter

@@ -150,6 +150,9 @@ class TaskControl(RangeInstructions):
         self._dropped: set[MessageQueue] = set()
         self._all = False
         self._begun: set[MessageQueue] = set()
+        """Queues that the task has begun, or has passed over when it was their turn."""
+        self._passed_over: set[MessageQueue] = set()
+        """Queues that the task has not begun because it was to end."""
         self._kept: set[MessageQueue] = set()
         self._on_cut: Callable[[int | None], bool] = lambda _: False
         self._cutter: Callable[[], Any] = lambda: None
@@ -167,8 +170,7 @@ class TaskControl(RangeInstructions):
         self._is_certain.set()
         self._is_lost = False
         """Whether the connection is lost for good."""
-        self._is_paused = False
-        self._counts_rows = False
+        self._is_paused = self._counts_rows = False
         self._is_held = False
         """Whether no message may be delivered, because too many rows are in no part yet
         (``CutTimes.is_held``)."""
@@ -243,7 +245,17 @@ class TaskControl(RangeInstructions):
             return True
         if queue in self._given_up:
             self.released(queue)
+        else:
+            self._passed_over.add(queue)
         return False
+
+    def not_begun(self) -> frozenset[MessageQueue]:
+        """Return the queues that :meth:`begins` refused because the task is to end.
+
+        Queues that are given up are left out. The others are free only when the batch is over, so the task's
+        result may have acks of them.
+        """
+        return frozenset(queue for queue in self._passed_over if self.fate(queue) is Fate.KEPT)
 
     def fate(self, queue: MessageQueue) -> Fate:
         """Return what happens to the result of a queue's range, by the driver's instructions so far."""

@@ -2,7 +2,8 @@
 
 A task's result has parts (:mod:`~pyspark_rocketmq.consumer.engine.parts`). Normally there is one, and the
 driver gets it when the job ends. Other parts leave the task before
-(:mod:`~pyspark_rocketmq.consumer.engine.cutting`).
+(:mod:`~pyspark_rocketmq.consumer.engine.cutting`). Closed ranges that the task has not begun, because it
+cannot reach its driver or is to end, have acks without progress in a part that comes with the job.
 
 Imports nothing that loads delta-rs: executors fork their workers, and delta-rs must not be in a process that
 forks.
@@ -11,8 +12,9 @@ forks.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from itertools import chain
 from typing import Final, NamedTuple, Protocol, runtime_checkable
 
@@ -21,14 +23,15 @@ from pyspark import TaskContext
 
 from pyspark_rocketmq.clock import Clock, SystemClock
 from pyspark_rocketmq.consume.cuts import Place
-from pyspark_rocketmq.consume.part import Part, QueueAck, continued
+from pyspark_rocketmq.consume.part import Part, QueueAck, continued, not_begun
 from pyspark_rocketmq.consume.turns import NO_INSTRUCTIONS, RangeInstructions
 from pyspark_rocketmq.consumer.engine.arrivals import ClosedSource, Source
 from pyspark_rocketmq.consumer.engine.cutting import CutThread, OwnCommits, TaskCuts
 from pyspark_rocketmq.consumer.engine.output import ACK_COLUMN, Consumed, CutTogether
-from pyspark_rocketmq.consumer.engine.parts import GrowingPart, GrowingPlace, PartSender
+from pyspark_rocketmq.consumer.engine.parts import GrowingPart, GrowingPlace, PartSender, undone_by_errors
 from pyspark_rocketmq.errors import RocketMQError, without_frames
 from pyspark_rocketmq.hub.task_end import ControlEndpoint, Fate, TaskControl, ask_driver
+from pyspark_rocketmq.model import MessageQueue
 from pyspark_rocketmq.sinks.base import CommitsInTask, RowWriter, sends_rows
 from pyspark_rocketmq.source.range_arrivals import RangeArrivals, closed_arrivals
 from pyspark_rocketmq.source.ranges import QueuePartition, Ticket
@@ -121,10 +124,11 @@ class TaskParts:
         if any(ack.counts for ack in acks):
             self._instructions.settled()
 
-    def finish(self) -> list[Part]:
+    def finish(self, passed_over: Callable[[], Sequence[QueueAck]] = tuple) -> list[Part]:
         """Finish writing, wait until the driver has the parts sent to it, and return all other parts.
 
-        The driver gets these with the job's result.
+        The driver gets these with the job's result. ``passed_over`` returns the acks of ranges that the task
+        has not begun; they are in a part of their own.
 
         Raises:
             RocketMQError: If the driver has not confirmed a part that was handed over.
@@ -138,11 +142,20 @@ class TaskParts:
         self._check()
         last = self._place.last
         assert last is not None
+        apart = self._apart(passed_over())
         if self._instructions is None or self._sender is None:
             finished = last.finish()
             self._release()
-            return [finished]
-        return self._finish_for_driver(last, self._instructions, self._sender)
+            return [finished, *apart]
+        return [*self._finish_for_driver(last, self._instructions, self._sender), *apart]
+
+    def _apart(self, acks: Sequence[QueueAck]) -> list[Part]:
+        """Return a part with only these acks, so that nothing consumed is dropped if one of them is."""
+        if not acks:
+            return []
+        with undone_by_errors(self._place.new_part()) as part:
+            part.add((), acks)
+            return [part.finish()]
 
     def _finish_for_driver(
         self, last: GrowingPart, instructions: TaskControl, sender: PartSender
@@ -249,7 +262,8 @@ class BatchTask:
             with _failure_reported(instructions):
                 source = _source_of(() if is_held_back else tickets, instructions, columns)
                 brought = self._engine(source, instructions or NO_INSTRUCTIONS)
-            finished = self._written(brought, instructions)
+            passed_over = partial(_passed_over, tickets, instructions, is_held_back=is_held_back)
+            finished = self._written(brought, instructions, passed_over)
         freeze_modules()
         result = {"parts": json.dumps([part.facts for part in finished]), "could_ask": could_ask}
         yield pa.RecordBatch.from_pylist([result], schema=_RESULT_SCHEMA)
@@ -282,7 +296,10 @@ class BatchTask:
         return asked
 
     def _written(
-        self, brought: Iterable[Consumed | CutTogether | _RowsAndAcks], instructions: TaskControl | None
+        self,
+        brought: Iterable[Consumed | CutTogether | _RowsAndAcks],
+        instructions: TaskControl | None,
+        passed_over: Callable[[], Sequence[QueueAck]] = tuple,
     ) -> list[Part]:
         with _failure_reported(instructions):
             parts = TaskParts(self._writer, instructions)
@@ -297,7 +314,7 @@ class BatchTask:
                         parts.add_rows([result.data], result.acks)
                 # Release it before the next range is consumed.
                 del result
-            return parts.finish()
+            return parts.finish(passed_over)
         except BaseException as error:
             parts.abandon(error)
             raise
@@ -345,6 +362,23 @@ def _read(
     """Read the tickets' ranges in order, except those that the driver has given up when it is their turn."""
     for ticket in tickets:
         yield from closed_arrivals(_begun(ticket, instructions, columns))
+
+
+def _passed_over(
+    tickets: Sequence[Ticket], instructions: TaskControl | None, *, is_held_back: bool
+) -> list[QueueAck]:
+    """Return acks of the tickets' closed ranges that the task has not begun and need not give up.
+
+    ``is_held_back``: the task could not ask its driver, and must not begin any.
+    """
+    passed_over = frozenset[MessageQueue]() if instructions is None else instructions.not_begun()
+    now_s = SystemClock().now_s()
+    return [
+        not_begun(planned, now_s)
+        for ticket in tickets
+        for planned in (each.planned for each in ticket.partitions)
+        if (is_held_back or planned.queue in passed_over) and not planned.has_open_end
+    ]
 
 
 class _RowsAndAcks(NamedTuple):
