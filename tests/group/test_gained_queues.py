@@ -167,6 +167,30 @@ def test_a_queue_that_comes_back_after_tasks_were_told_to_give_it_up_is_reported
     assert group.look() == []
 
 
+@pytest.mark.parametrize("is_free", [False, True], ids=["with the batch", "before the batch is over"])
+def test_a_queue_that_comes_back_after_tasks_were_to_give_it_up_is_claimed_again(
+    group: Group, is_free: bool
+) -> None:
+    """B5, D4: they may have given it up without a result, as if the listener had not committed its range."""
+    group.has(2)
+    group.plan()
+    before = dict(group.member.begin_plan())
+    group.member.planned(before)
+    group.has(1)
+    group.look()
+    group.has(2)
+    group.look()
+    if is_free:
+        group.member.free(2, {QUEUES[1]})
+
+    grants = dict(group.member.begin_plan())
+    assert grants[QUEUES[0]] == before[QUEUES[0]]
+    assert grants[QUEUES[1]] > before[QUEUES[1]]
+    assert group.member.planned(grants) == set(QUEUES[:2])
+    group.look()
+    assert group.member.begin_plan() == grants
+
+
 def test_a_queue_that_comes_back_before_tasks_were_told_of_it_stays_with_them(group: Group) -> None:
     """B5"""
     group.has(2)

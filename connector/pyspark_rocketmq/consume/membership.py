@@ -342,9 +342,9 @@ class Membership:
             self._happened(queue, OwnershipEvent.CLAIMED_BY_OTHER, now_s)
 
     def reclaim(self, queue: MessageQueue) -> None:
-        """Begin a new grant of a held queue, which has been in no plan for too long.
+        """Begin a new grant of a held queue, so that the member claims it in the offset store again.
 
-        The member then claims it in the offset store again. A queue that is not held stays as it is.
+        A queue that is not held stays as it is.
         """
         if self._phases.get(queue) is Phase.HELD:
             self._grant += 1

@@ -302,10 +302,15 @@ class RunningMember:
         """End the previous plan; return the queues that may be planned now, with their grants' numbers.
 
         A grant is a period for which this member holds a queue. The member gives none of the returned queues
-        up before :meth:`planned` is called.
+        up before :meth:`planned` is called. A queue that tasks of the previous plan were to give up, and that
+        this member has got back since, has a new grant.
         """
 
         def begin(machine: Membership, now_s: float) -> Mapping[MessageQueue, int]:
+            # If they gave it up without a result, its row would show a listener that has committed nothing.
+            for queue in self._given_up:
+                machine.reclaim(queue)
+            self._given_up = frozenset()
             self._offered = machine.begin_plan(now_s)
             return self._offered
 
@@ -444,9 +449,9 @@ class RunningMember:
         if plan != self._made:
             # The plan is still being made, and the watcher would drop a report about a plan that it lacks.
             return
+        self._given_up = leaving | (self._given_up if plan == self._notified[0] else frozenset())
         if (plan, leaving) != self._notified and (leaving or self._notified[1]):
             self._watcher.must_leave(plan, leaving)
-        self._given_up = leaving | (self._given_up if plan == self._notified[0] else frozenset())
         self._notified = plan, leaving
         self._report_outdated(self._watcher)
 
