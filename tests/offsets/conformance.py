@@ -496,6 +496,40 @@ class OffsetStoreConformance(PositionConformance):
         again = store.claim(GROUP, "c", {Q0: 0}, at_brokers={Q0: 9}, rows_before=read_before)[Q0]
         assert (again.next_offset, again.shown.to_text()) == (9, "[20,30,9]")
 
+    @pytest.mark.parametrize(
+        ("target", "is_recorded"), [(0, False), (100, False), (120, False), (0, True), (100, True)]
+    )
+    def test_a_reset_stands_until_it_is_sent_although_the_broker_has_had_its_target(
+        self, store: OffsetStore, target: int, is_recorded: bool
+    ) -> None:
+        """F5, C3: a Java member went on from 120 before the reset, by an operator or to a recorded offset."""
+        store.claim(GROUP, "client-1", {Q0: 0}, at_brokers={Q0: 0})
+        for batch_id, next_offset in enumerate([100, 120]):
+            commit = committed(Q0, next_offset, is_shown=True)
+            store.commit(GROUP, [commit], query_id="q", batch_id=batch_id)
+        store.reset(GROUP, {Q0: target}, under={Q0: 1} if is_recorded else None)
+
+        # The first member dies before it has sent the reset, and a Java member goes on again.
+        for at_broker in (200, 250):
+            claimed = store.claim(GROUP, "c", {Q0: 0}, at_brokers={Q0: at_broker})[Q0]
+            assert (claimed.next_offset, claimed.was_reset) == (target, True)
+
+        sent = committed(Q0, target, epoch=claimed.epoch, is_shown=True)
+        store.commit(GROUP, [sent], query_id="", batch_id=claimed.batch_id)
+        assert store.claim(GROUP, "c", {Q0: 0}, at_brokers={Q0: target})[Q0].next_offset == target
+        assert store.claim(GROUP, "c", {Q0: 0}, at_brokers={Q0: 300})[Q0].next_offset == 300
+
+    def test_a_row_that_planners_are_to_check_where_it_stands_follows_its_broker(
+        self, store: OffsetStore
+    ) -> None:
+        """F5, C3: nobody has moved it, and a Java member has gone on since."""
+        store.claim(GROUP, "client-1", {Q0: 0}, at_brokers={Q0: 0})
+        store.commit(GROUP, [committed(Q0, 100, is_shown=True)], query_id="q", batch_id=0)
+        store.reset(GROUP, {Q0: 100}, under={Q0: 1})
+
+        assert store.claim(GROUP, "c", {Q0: 0}, at_brokers={Q0: 0})[Q0].next_offset == 100
+        assert store.claim(GROUP, "c", {Q0: 0}, at_brokers={Q0: 200})[Q0].next_offset == 200
+
     def test_only_figures_are_not_stored(self, store: OffsetStore) -> None:
         """D11: a batch that runs again changes nothing."""
         store.claim(GROUP, "client-1", {Q0: 0})

@@ -409,6 +409,35 @@ def test_a_second_reset_while_the_group_is_away_is_followed_too() -> None:
     assert planning.next() == [(A0, 6, 10)]
 
 
+@pytest.mark.parametrize("target", [2, 5])
+def test_a_reset_that_no_broker_has_taken_stands_at_the_next_claim(target: int) -> None:
+    """F5: the member that claims first cannot write it; a Java member goes on from the broker's offset."""
+    brokers = FakeBrokerOffsets()
+    planning = Planning({A0: (0, 10)}, group=True, broker_offsets=brokers)
+    for offset in (5, 6):
+        planning.next()
+        planning.commit(A0, offset, is_shown=True)
+        brokers.offsets[A0] = offset
+    planning.store.reset("g", {A0: target})
+    handed_over(planning, A0)
+    write = brokers.write
+
+    def refuse(next_offsets: Mapping[MessageQueue, int], addresses: Addresses) -> None:
+        raise BrokerOffsetUnavailable("broker-a does not answer")
+
+    brokers.write = refuse  # type: ignore[method-assign]
+    assert planning.next() is None
+    brokers.write = write  # type: ignore[method-assign]
+    brokers.offsets[A0] = 8
+    handed_over(planning, A0)
+
+    assert planning.next() == [(A0, target, 10)]
+    assert brokers.offsets == {A0: target}
+    brokers.offsets[A0] = 9
+    handed_over(planning, A0)
+    assert planning.next() == [(A0, 9, 10)]
+
+
 def test_rows_of_an_earlier_release_go_on_as_that_release_did_once() -> None:
     """F5, C3: what it has shown the broker is not known."""
     brokers = FakeBrokerOffsets({A0: 3})

@@ -12,7 +12,8 @@ at it.
 3. An operator's reset in the store that no broker has received yet is kept, whatever offset the broker has.
 
 A commit remembers its offset before the offset is sent to the broker. So the row may remember several: the
-last one that is known to have arrived, and those after it.
+last one that is known to have arrived, and those after it. A reset forgets its target; the row remembers it
+again when the broker has received it.
 """
 
 from __future__ import annotations
@@ -92,6 +93,11 @@ class ShownOffsets(StoredValue[tuple[int, ...]]):
         if arrived in known:
             return ShownOffsets(known[known.index(arrived) :])
         return self if self.is_known else ShownOffsets(())
+
+    def without(self, offset: int) -> ShownOffsets:
+        """Return a copy without ``offset``; whether the broker was ever asked stays the same."""
+        known = tuple(each for each in self.offsets if each != offset)
+        return ShownOffsets(known) if self.is_known else self
 
     @staticmethod
     def _encode(facts: tuple[int, ...]) -> str:
@@ -347,7 +353,7 @@ def resolve_start_offset(stored: int, shown: ShownOffsets, at_broker: int | None
         shown: Offsets that Spark queries have sent to the broker, or found at it. If the broker was never
             asked before, the result is the larger one of ``stored`` and ``at_broker``.
         at_broker: The broker's offset; None if it has none. Do not pass None for an error.
-        was_reset: Whether the last change of the row was an operator's.
+        was_reset: Whether the row was last moved by an operator, a command or a member, and not by a batch.
     """
     if at_broker is None or (was_reset and stored not in shown):
         return stored

@@ -283,8 +283,10 @@ def _following(row: OffsetRow, at_broker: int | None, before: OffsetRow | None) 
         # The broker's answer is older than an offset of our own that has arrived there since.
         return row
     next_offset = resolve_start_offset(row.next_offset, row.shown, at_broker, was_reset=row.was_reset)
-    # ``QueueClaims`` writes a reset to the broker before it plans anything.
-    written = row.next_offset if row.was_reset or not row.shown.is_known else None
+    # ``QueueClaims`` writes a reset to the broker before it plans anything, and has it remembered then: the
+    # broker may refuse it, or this member may end before.
+    is_to_be_sent = not (row.was_reset or row.shown.is_known)
+    written = row.next_offset if is_to_be_sent else None
     row = row._replace(shown=row.shown.since(at_broker).followed_by(at_broker, written))
     if next_offset == row.next_offset:
         return row
@@ -320,6 +322,9 @@ def _claimed(row: OffsetRow, owner: str, now_s: float) -> OffsetRow:
 
 
 def _reset(row: OffsetRow, target: int, now_s: float, batch_id: int = RESET) -> OffsetRow:
+    if batch_id == RESET or target != row.next_offset:
+        # No broker has received this reset, even if it was sent the same offset before.
+        row = row._replace(shown=row.shown.without(target))
     # Forget the batch, too. Otherwise a replay of that batch could undo an operator's reset, since a replay
     # never moves a queue back.
     return _with(_moved(row, target, batch_id), epoch=row.epoch + 1)._replace(
