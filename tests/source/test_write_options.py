@@ -346,7 +346,7 @@ def test_a_stream_warns_of_keys_of_several_tasks_because_a_restart_would_send_th
         in caplog.text
     )
     assert "'order-7'" in caplog.text
-    with pytest.raises(KeysOutOfOrder, match="Writing them again stores them all once more"):
+    with pytest.raises(KeysOutOfOrder, match="Writing them again stores every row once more"):
         RocketMQWriter(write_options(), {"body": 0}).commit(sent)
 
 

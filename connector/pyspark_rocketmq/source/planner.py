@@ -588,7 +588,7 @@ class MicroBatchPlanner:
             self._pause(_PAUSE_S)
 
     def _look(self, *, is_only_one: bool = False) -> Snapshot:
-        """Return a snapshot; with ``is_only_one``, brokers that register at a name server later are missed."""
+        """Return a snapshot; with ``is_only_one``, brokers that register later are missed."""
         snapshot = self._view.whole_snapshot() if is_only_one else self._view.snapshot()
         self._report_slaves(snapshot)
         for broker_name, error in snapshot.unreachable.items():
