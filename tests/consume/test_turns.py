@@ -6,9 +6,11 @@ from __future__ import annotations
 
 import os
 import random
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from math import inf
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -373,6 +375,35 @@ def test_a_queue_of_several_workers_is_over_when_the_last_one_leaves() -> None:
     assert (turns.is_idle, turns.is_somebody_waiting) == (False, False)
     turns.ended("a")
     assert (turns.is_idle, turns.is_led) == (True, False)
+
+
+def test_nobody_joins_a_queue_whose_last_worker_is_to_report_though_messages_arrive() -> None:
+    """I8: that worker reports what came meanwhile; a report without a worker would fail the task."""
+    turns = task_with("a")
+
+    assert not turns.leaves("a")
+    turns.arrived(["a"], 1.0)
+    turns.offered("a", 1.0, leads=True)
+    assert turns.next(1.0, calls_s=[1.0]) == Rest(inf)
+    turns.yielded("a", 1.0)
+    assert turns.next(1.0) == Turn("a", inf)
+    turns.offered("a", 1.0)
+    assert turns.next(1.0, calls_s=[1.0]) == Turn("a", inf)
+
+
+@pytest.mark.parametrize("reports", [TaskTurns.dry, TaskTurns.ended])
+def test_a_queue_may_have_several_workers_again_after_each_report(
+    reports: Callable[[TaskTurns[str], str], None],
+) -> None:
+    """I8"""
+    turns = task_with("a")
+    turns.leaves("a")
+    reports(turns, "a")
+    turns.arrived(["a"], 1.0)
+    assert turns.next(1.0) == Turn("a", inf)
+    turns.offered("a", 1.0)
+
+    assert turns.next(1.0, calls_s=[1.0]) == Turn("a", inf)
 
 
 def test_a_queue_that_was_suspended_is_not_while_a_worker_has_it() -> None:

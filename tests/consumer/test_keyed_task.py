@@ -8,6 +8,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from math import inf
 from typing import Any
 
 import pytest
@@ -16,10 +17,10 @@ from pyspark.sql.types import StructType
 from pyspark_rocketmq.client.producer.send_back import SendBack, SendBackSettings
 from pyspark_rocketmq.clock import Clock, SystemClock
 from pyspark_rocketmq.consume.orderly import OrderlySettings
-from pyspark_rocketmq.consume.turns import NO_INSTRUCTIONS, RangeInstructions
+from pyspark_rocketmq.consume.turns import NO_INSTRUCTIONS, RangeInstructions, Turn
 from pyspark_rocketmq.consumer.engine.arrivals import ClosedSource, Source
 from pyspark_rocketmq.consumer.engine.direct import OrderlyTask
-from pyspark_rocketmq.consumer.engine.keyed import KeyedRangeConsumer
+from pyspark_rocketmq.consumer.engine.keyed import KeyedRangeConsumer, KeyedRun
 from pyspark_rocketmq.consumer.engine.output import Consumed
 from pyspark_rocketmq.consumer.engine.range import RangeCuts
 from pyspark_rocketmq.errors import RocketMQError
@@ -342,6 +343,62 @@ def test_messages_that_arrive_while_another_key_is_suspended_do_not_wait_for_it(
     assert (state.next_offset, state.reconsume_times, len(consumed.rows)) == (0, 1, 0)
     assert state.suspended_until_s is not None
     assert state.suspended_until_s > SystemClock().now_s() + 10
+
+
+def arrives_at_report(monkeypatch: pytest.MonkeyPatch, *, is_early: bool) -> list[bool]:
+    """Have a message of key b arrive once, when the last worker of the queue is about to report.
+
+    ``is_early``: before no other worker may join the queue; otherwise after that. The list gets one item when
+    the message has arrived: whether another worker could have joined the queue after that.
+    """
+    leaves, due = OrderlyTask._leaves, KeyedRun.due_s
+    tasks: list[OrderlyTask] = []
+    joins: list[bool] = []
+
+    def leaves_at(task: OrderlyTask, worker: Any, one: Any, run: Any) -> bool:
+        tasks[:] = [task]
+        is_one_of_several = leaves(task, worker, one, run)
+        if not (is_one_of_several or is_early or joins):
+            task._arrived([open_piece("b", 1)])
+            with task._changed:
+                joins.append(isinstance(task._turns.next(inf, calls_s=[inf]), Turn))
+        return is_one_of_several
+
+    def due_at(run: KeyedRun) -> float:
+        due_s = due(run)
+        if is_early and not joins:
+            tasks[0]._arrived([open_piece("b", 1)])
+            joins.append(False)
+        return due_s
+
+    monkeypatch.setattr(OrderlyTask, "_leaves", leaves_at)
+    monkeypatch.setattr(KeyedRun, "due_s", due_at)
+    return joins
+
+
+@pytest.mark.parametrize("is_suspended", [False, True], ids=["dry", "suspended"])
+@pytest.mark.parametrize("is_early", [False, True], ids=["after", "before"])
+def test_a_message_that_arrives_while_the_last_worker_reports_is_delivered_immediately(
+    is_early: bool, is_suspended: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """D3, I8: by a worker that takes the queue after the report, not beside it."""
+
+    def listener(message: MessageExt, context: ConsumeOrderlyContext) -> Any:
+        context.suspend_current_queue_time_millis = 30_000
+        return SUSPEND if is_suspended and key_of(message) == "a" else SUCCESS
+
+    began_s = time.monotonic()
+    joins = arrives_at_report(monkeypatch, is_early=is_early)
+    task, source = Task(listener, consume_thread_max=1), OpenSource()
+    with open_task(task, source) as results:
+        source.send(open_piece("a"))
+        wait_until(lambda: task.calls == 2)
+
+    [consumed] = results
+    assert joins == [False]
+    assert time.monotonic() - began_s < 25
+    assert task.delivered == {(FIRST, "a"): [(0, 0)], (FIRST, "b"): [(1, 0)]}
+    assert consumed.ack.state.next_offset == (0 if is_suspended else 2)
 
 
 def test_a_queue_that_is_full_is_read_on_during_a_slow_call() -> None:

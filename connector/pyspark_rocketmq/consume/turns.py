@@ -219,6 +219,8 @@ class TaskTurns(Generic[QueueT]):
             self._waiting[None] = _Waiting(now_s, now_s, None)
         self._in_hand: dict[QueueT | None, int] = {}
         """Number of workers by queue."""
+        self._reporting: set[QueueT | None] = set()
+        """Queues whose last worker has left, and has not reported the queue's state yet."""
         self._dry: set[QueueT] = set()
         self._leading: set[QueueT] = set()
         """Queues that keep the task going: those not suspended, and suspended ones that ``lead``."""
@@ -337,7 +339,7 @@ class TaskTurns(Generic[QueueT]):
 
     def dry(self, queue: QueueT) -> None:
         """Note that the queue has consumed what has arrived: its worker leaves it, and it waits for more."""
-        del self._in_hand[queue]
+        self._has_no_worker(queue)
         self._leading.add(queue)
         self._dry.add(queue)
 
@@ -353,7 +355,7 @@ class TaskTurns(Generic[QueueT]):
 
     def ended(self, queue: QueueT) -> None:
         """Note that the queue has nothing more to deliver."""
-        del self._in_hand[queue]
+        self._has_no_worker(queue)
         self._leading.discard(queue)
 
     def withdrawn(self, queue: QueueT) -> None:
@@ -364,18 +366,24 @@ class TaskTurns(Generic[QueueT]):
         self._leading.discard(queue)
 
     def _release(self, queue: QueueT | None, place_s: float, due_s: float) -> None:
-        del self._in_hand[queue]
+        self._has_no_worker(queue)
         self._waiting[queue] = _Waiting(place_s, due_s, queue)
+
+    def _has_no_worker(self, queue: QueueT | None) -> None:
+        del self._in_hand[queue]
+        self._reporting.discard(queue)
 
     # --- queues with several workers ------------------------------------------------------------------------
 
     def offered(self, queue: QueueT, due_s: float, *, leads: bool = False) -> None:
         """Note that one more worker may join a queue from ``due_s`` on, because it has a delivery to make.
 
-        The queue has a worker already or is suspended. ``leads``: the delivery keeps the task going.
+        The queue has a worker already or is suspended. ``leads``: the delivery keeps the task going. If the
+        queue's last worker is about to report (:meth:`leaves`), no worker joins; the report must then
+        include the delivery.
         """
         waiting = self._waiting.get(queue)
-        if waiting is None or due_s < waiting.due_s:
+        if queue not in self._reporting and (waiting is None or due_s < waiting.due_s):
             self._waiting[queue] = _Waiting(due_s + HANDICAP_S, due_s, queue)
         if leads:
             self._suspended.discard(queue)
@@ -391,6 +399,7 @@ class TaskTurns(Generic[QueueT]):
             self._in_hand[queue] -= 1
             return True
         self._waiting.pop(queue, None)
+        self._reporting.add(queue)
         return False
 
     # --- decisions ------------------------------------------------------------------------------------------

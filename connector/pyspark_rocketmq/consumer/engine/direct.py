@@ -492,7 +492,10 @@ class OrderlyTask:
     def _end_turn(self, one: _Range, run: OrderlyRun, now_s: float) -> None:
         queue = one.planned.queue
         self._hold_if_full(one, has_had_all=run.is_dry)
-        if run.finished is not None:
+        if self._consumer.is_shared and one.arrivals:
+            # They arrived after the run's last check, and need not wait for a suspended key.
+            self._turns.yielded(queue, now_s)
+        elif run.finished is not None:
             self._turns.suspended(queue, now_s + run.pause_left_s(), leads=run.leads)
         elif run.is_dry:
             self._turns.dry(queue)
