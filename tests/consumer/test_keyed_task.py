@@ -401,6 +401,45 @@ def test_a_message_that_arrives_while_the_last_worker_reports_is_delivered_immed
     assert consumed.ack.state.next_offset == (0 if is_suspended else 2)
 
 
+class Stands(GivesUp):
+    """Keeps which queues cannot go on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.standing: list[tuple[MessageQueue, bool]] = []
+
+    def stands(self, queue: MessageQueue, reason: str, *, is_reset: bool = False) -> None:
+        self.standing.append((queue, is_reset))
+
+
+@pytest.mark.parametrize("is_busy", [True, False], ids=["during a call", "suspended"])
+def test_a_queue_is_reset_past_a_key_that_always_fails(*, is_busy: bool) -> None:
+    """F5, I8: what has arrived of other keys is not delivered either."""
+    may_end = threading.Event()
+
+    def listener(message: MessageExt, context: ConsumeOrderlyContext) -> Any:
+        context.suspend_current_queue_time_millis = 30_000
+        return SUSPEND if key_of(message) == "a" else awaited(may_end)
+
+    task, source, instructions = Task(listener), OpenSource(), Stands()
+    end = RangeEnd(planned=QueueRange.between(FIRST, 0, 2, epoch=1), rows=2, reset_to=7)
+    results: dict[MessageQueue, Consumed] = {}
+    thread = threading.Thread(target=lambda: results.update(task.consume(source, instructions)), daemon=True)
+    thread.start()
+    source.send(open_piece("ab" if is_busy else "a"))
+    wait_until(lambda: task.calls == (2 if is_busy else 1))
+    source.send(open_piece("cc", 2)._replace(end=end))
+    wait_until(lambda: instructions.standing)
+    may_end.set()
+    source.end()
+    thread.join(20.0)
+
+    assert not thread.is_alive()
+    assert instructions.standing == [(FIRST, True)]
+    assert (FIRST, "c") not in task.delivered
+    assert (results[FIRST].ack.reset_to, results[FIRST].ack.state.next_offset) == (7, 0)
+
+
 def test_a_queue_that_is_full_is_read_on_during_a_slow_call() -> None:
     """D13, I8: as soon as few of its messages are left."""
     may_end = threading.Event()

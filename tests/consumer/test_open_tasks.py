@@ -547,6 +547,7 @@ def test_a_range_that_ends_by_itself_is_reported_once(
     """B1, F5: only another plan brings its queue further; the others go on meanwhile."""
     task.start()
     task.source.send(piece(MINE, 0, 1), piece(THEIRS))
+    wait_until(lambda: len(task.calls) == 2)
     task.source.send(ended(reason, reset_to=reset_to))
     wait_until(lambda: task.driver.standing)
     task.source.send(piece(THEIRS, 0))
@@ -558,6 +559,88 @@ def test_a_range_that_ends_by_itself_is_reported_once(
     assert str(reason) in shown or is_reset
     assert task.ends() == {QUEUE: 2, OTHER: 1}
     assert sorted(task.calls) == [(3, 0), (3, 1), (4, 0)]
+
+
+def test_a_queue_that_is_reset_ends_with_the_running_call_which_the_driver_does_not_wait_for(
+    task: Running,
+) -> None:
+    """F5, D7: messages that wait are not delivered, however many they are."""
+    gate = Gate(task, (3, 0), (3, 1))
+    task.start()
+    task.source.send(piece(MINE, 0, 1), piece(THEIRS))
+    running = [(3, 0)] if task.is_orderly else [(3, 0), (3, 1)]
+    wait_until(lambda: sorted(task.calls) == running)
+    task.source.send(piece(MINE, *range(2, 50)), piece(THEIRS, 0))
+    task.source.send(ended(EndReason.EARLY, reset_to=7))
+    wait_until(lambda: task.driver.standing)
+    gate.open()
+    wait_until(lambda: QUEUE in task.ends())
+    task.source.send(piece(THEIRS, 1))
+    wait_until(lambda: (4, 1) in task.calls)
+    task.end()
+
+    assert task.driver.standing == [(QUEUE, "an operator has reset it", True)]
+    assert sorted(task.calls) == [*running, (4, 0), (4, 1)]
+    assert task.ends() == {QUEUE: len(running), OTHER: 2}
+    assert [each.ack.reset_to for each in task.results if each.ack.queue == QUEUE] == [7]
+
+
+def test_a_queue_is_reset_past_a_message_that_always_fails() -> None:
+    """F5, D3: a range that is suspended again and again would last as long as its batch."""
+    task = Running(is_orderly=True)
+    task.answers = lambda message: (
+        ConsumeOrderlyStatus.SUSPEND_CURRENT_QUEUE_A_MOMENT if message.queue_id == QUEUE.queue_id else None
+    )
+    task.start()
+    task.source.send(piece(MINE, 0, 1), piece(THEIRS))
+    wait_until(lambda: task.driver.settlings)
+    task.source.send(ended(EndReason.EARLY, reset_to=7))
+    wait_until(lambda: QUEUE in task.ends())
+    deliveries = len(task.calls)
+    task.source.send(piece(THEIRS, 0))
+    wait_until(lambda: (4, 0) in task.calls)
+    task.end()
+
+    assert task.driver.standing == [(QUEUE, "an operator has reset it", True)]
+    assert task.calls == [*[(3, 0)] * deliveries, (4, 0)]
+    (ack,) = [each.ack for each in task.results if each.ack.queue == QUEUE]
+    assert (ack.reset_to, ack.state.next_offset, ack.failed) == (7, 0, deliveries)
+
+
+@pytest.mark.parametrize("reset_to", [7, None], ids=["reset", "another log"])
+def test_a_queue_that_begins_suspended_ends_when_it_is_reset_or_has_another_log(
+    task: Running, reset_to: int | None
+) -> None:
+    """F4, F5: only the next plan continues it."""
+    planned = suspended_for(3600.0)
+    reason = EndReason.EARLY if reset_to is not None else EndReason.ANOTHER_LOG
+    task.start()
+    task.source.send(piece(planned, 0), piece(THEIRS, 0))
+    wait_until(lambda: task.calls == [(4, 0)])
+    task.source.send(ended(reason, reset_to=reset_to))
+    wait_until(lambda: QUEUE in task.ends())
+    task.end()
+
+    ((queue, _, is_reset),) = task.driver.standing
+    assert (queue, is_reset) == (QUEUE, reset_to is not None)
+    assert task.calls == [(4, 0)]
+    (ack,) = [each.ack for each in task.results if each.ack.queue == QUEUE]
+    assert (ack.reset_to, ack.is_another_log) == (reset_to, reset_to is None)
+
+
+def test_a_queue_that_is_reset_in_a_pause_ends_in_it(task: Running) -> None:
+    """F5, D7: though its messages wait for the pause's end."""
+    task.start()
+    task.driver.pause()
+    task.source.send(piece(MINE, 0, 1), piece(THEIRS))
+    task.source.send(ended(EndReason.EARLY, reset_to=7))
+    wait_until(lambda: QUEUE in task.ends())
+    task.driver.pause(is_paused=False)
+    task.end()
+
+    assert not task.calls
+    assert task.ends() == {QUEUE: 0, OTHER: 0}
+    assert task.driver.standing == [(QUEUE, "an operator has reset it", True)]
 
 
 @pytest.mark.parametrize("is_given_up", [True, False])

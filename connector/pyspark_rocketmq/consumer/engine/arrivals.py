@@ -181,6 +181,11 @@ class ArrivingRange(Generic[RunT]):
         """Memory of the messages that have arrived and are still kept, in bytes."""
         return self.arrived_bytes - (0 if self.run is None else self.run.freed_bytes)
 
+    @property
+    def is_moved(self) -> bool:
+        """Whether what has arrived must not be delivered any more: see :meth:`RangeEnd.moves`."""
+        return self.end is not None and self.end.moves(self.planned)
+
     def has_reached(self, thresholds: PullThresholds) -> bool:
         """Return whether the messages that the run has not passed are as many or as large as they may be."""
         self._drop_passed()
@@ -329,11 +334,25 @@ def report_stand(instructions: RangeInstructions, ack: QueueAck, end: RangeEnd |
 
     ``end`` is the reader's reason, if the reader has ended the range; otherwise ``ack`` has the reason.
     """
-    if instructions.is_given_up(ack.queue) or (end is not None and end.reason is EndReason.STOPPED):
+    if end is not None:
+        report_end(instructions, end)
+    elif not instructions.is_given_up(ack.queue):
+        instructions.stands(ack.queue, ack.finished)
+
+
+def report_end(instructions: RangeInstructions, end: RangeEnd) -> None:
+    """Report to the driver that the reader has ended an open range, so that only another plan continues it.
+
+    Report nothing if the queue is given up, or the reader was stopped. An engine that calls a listener
+    reports immediately when the group has moved (``ArrivingRange.is_moved``): the running call may be long.
+    Other ends are reported when the messages before them are consumed.
+    """
+    queue = end.planned.queue
+    if instructions.is_given_up(queue) or end.reason is EndReason.STOPPED:
         return
-    is_reset = end is not None and end.reset_to is not None
-    reason = ack.finished if end is None else f"reading it ended: {end.reason}"
-    instructions.stands(ack.queue, "an operator has reset it" if is_reset else reason, is_reset=is_reset)
+    is_reset = end.reset_to is not None
+    reason = "an operator has reset it" if is_reset else f"reading it ended: {end.reason}"
+    instructions.stands(queue, reason, is_reset=is_reset)
 
 
 def two_ranges(queue: MessageQueue) -> RocketMQError:

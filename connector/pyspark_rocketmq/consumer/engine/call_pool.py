@@ -29,6 +29,7 @@ from pyspark_rocketmq.consumer.engine.arrivals import (
     Source,
     TakesArrivals,
     end_did_not_come,
+    report_end,
     report_stand,
     two_ranges,
 )
@@ -316,7 +317,7 @@ class RangesAtOnce:
     def _run(self, one: PooledRange) -> None:
         try:
             consumed = self._consume(one)
-            if self._is_open:
+            if self._is_open and not one.is_moved:
                 report_stand(self._instructions, consumed.ack, one.end)
             self._events.put(_Ended(one, None if self._give_away(consumed) else consumed))
         except BaseException as error:  # noqa: BLE001 - the task's own thread raises it
@@ -374,5 +375,7 @@ class RangesAtOnce:
                 one.add(arrival)
                 if one.run is not None:
                     one.run.look_again()
+                if arrival.end is not None and one.is_moved:
+                    report_end(self._instructions, arrival.end)
             else:
                 one.is_whole = arrival.is_end

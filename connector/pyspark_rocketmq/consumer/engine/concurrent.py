@@ -274,6 +274,8 @@ class ConcurrentRun(RangeRun):
                 raise self._defect
             if self._arrivals:
                 self._take_in_arrivals(self._clock.monotonic_s())
+                if self.is_moved:
+                    self._machine.give_up()
             elif not self._machine.is_whole:
                 self._forget()
             if self._machine.finished is None:

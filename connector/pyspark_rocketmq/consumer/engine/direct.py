@@ -39,6 +39,7 @@ from pyspark_rocketmq.consumer.engine.arrivals import (
     ArrivingRange,
     Source,
     end_did_not_come,
+    report_end,
     report_stand,
     two_ranges,
 )
@@ -47,7 +48,7 @@ from pyspark_rocketmq.consumer.engine.orderly import OrderlyRun, RangeConsumer, 
 from pyspark_rocketmq.consumer.engine.output import Consumed
 from pyspark_rocketmq.consumer.engine.range import RangeCuts
 from pyspark_rocketmq.model import MessageQueue
-from pyspark_rocketmq.source.schema import Arrival
+from pyspark_rocketmq.source.schema import Arrival, RangeEnd
 
 SHORT_OF_MEMORY_BYTES: Final = 64 << 20
 OUT_OF_MEMORY_BYTES: Final = 256 << 20
@@ -175,7 +176,8 @@ class OrderlyTask:
             self._turns.has_read(self._clock.monotonic_s())
 
     def _arrived(self, arrivals: Sequence[Arrival]) -> None:
-        """Take pieces of ranges (messages or ends), so that their queues may go on."""
+        """Take pieces of ranges (messages or ends), so that their queues may go on, or end."""
+        moved: list[RangeEnd] = []
         with self._changed:
             now_s = self._clock.monotonic_s()
             for arrival in arrivals:
@@ -183,10 +185,14 @@ class OrderlyTask:
                     one.add(arrival)
                     self._arrived_bytes += arrival.nbytes
                     self._hold_if_full(one)
+                    if arrival.end is not None and one.is_moved:
+                        moved.append(arrival.end)
             self._turns.arrived([each.queue for each in arrivals if each.queue in self._begun], now_s)
             if self._consumer.is_shared:
                 self._offer_arrived(arrivals, now_s)
             self._engage_another()
+        for end in moved:
+            report_end(self._instructions, end)
 
     def _offer_arrived(self, arrivals: Sequence[Arrival], now_s: float) -> None:
         """Let one more worker join each queue of ``arrivals`` that is busy or suspended."""
@@ -302,9 +308,9 @@ class OrderlyTask:
     def _end_waiting(self) -> bool:
         """End ranges that no worker will end; return whether there were any.
 
-        A range whose queue is given up ends here if it is suspended, has no messages to deliver, or waits
-        during a pause; the next owner can then have the queue. If no memory is left for further reading, all
-        suspended ranges end.
+        A range whose queue is given up, or whose group has moved, ends here if it is suspended, has no
+        messages to deliver, or waits during a pause; the next owner or plan can then have the queue. If no
+        memory is left for further reading, all suspended ranges end.
         """
         turns, is_paused, is_given_up = self._turns, self._is_paused, self._instructions.is_given_up
         # Open ranges need no room: each of their queues is held by itself.
@@ -314,7 +320,7 @@ class OrderlyTask:
             for queue, one in self._begun.items()
             if (makes_room and turns.is_suspended(queue))
             or (
-                is_given_up(queue)
+                (one.is_moved or is_given_up(queue))
                 and (
                     turns.is_suspended(queue)
                     or turns.is_dry(queue)
@@ -475,9 +481,10 @@ class OrderlyTask:
         if self._consumer.is_shared and self._leaves(worker, one, run):
             return
         queue = one.planned.queue
-        goes_on = run.finished in _GOING_ON and not self._instructions.is_given_up(queue)
-        consumed = None if goes_on else self._stopped(run)
-        if consumed is not None and self._is_open:
+        ends_now = run.is_moved or self._instructions.is_given_up(queue)
+        consumed = None if run.finished in _GOING_ON and not ends_now else self._stopped(run)
+        # A move was reported when it arrived.
+        if consumed is not None and self._is_open and not one.is_moved:
             report_stand(self._instructions, consumed.ack, one.end)
         with self._changed:
             now_s = self._clock.monotonic_s()

@@ -265,9 +265,9 @@ class OrderlyRun(RangeRun):
         self._pending.spill_to(file)
 
     def _take_in_changes(self) -> None:
-        """Take in the pieces that have arrived, and give the run up if the driver has instructed that."""
+        """Take in the pieces that have arrived; give the run up if the driver or the range's end demands."""
         self._take_in_arrivals(self._now_s())
-        if self._instructions.is_given_up(self._planned.queue):
+        if self.is_moved or self._instructions.is_given_up(self._planned.queue):
             self._machine.give_up()
 
     def _extend_machine(self, count: int, now_s: float, retried: dict[int, int], *, is_last: bool) -> None:

@@ -157,6 +157,11 @@ class RangeRun(ABC):
         self._messages.forget(self._done - 1)
 
     @property
+    def is_moved(self) -> bool:
+        """Whether the end that was taken in forbids further deliveries: see :meth:`RangeEnd.moves`."""
+        return self._end is not None and self._end.moves(self._planned)
+
+    @property
     def passed(self) -> int:
         """Number of arrived messages below the range's progress; any thread may read this."""
         return self._done
