@@ -675,7 +675,7 @@ def test_a_listener_that_waits_for_a_message_that_cannot_be_decoded_ends_its_que
     run.consume()
 
     with pytest.raises(
-        UndecodableMessage, match=r"offset 12 .*waits for more before it commits.*undecodableMessages"
+        UndecodableMessage, match=r"offset 12 .*without a COMMIT, and waits for more\. .*undecodableMessages"
     ):
         run.ack()
     run = run_of(emitting(lambda _: SUCCESS), **waiting)

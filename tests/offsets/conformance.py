@@ -510,9 +510,9 @@ class OffsetStoreConformance(PositionConformance):
         store.reset(GROUP, {Q0: target}, under={Q0: 1} if is_recorded else None)
 
         # The first member dies before it has sent the reset, and a Java member goes on again.
-        for at_broker in (200, 250):
-            claimed = store.claim(GROUP, "c", {Q0: 0}, at_brokers={Q0: at_broker})[Q0]
-            assert (claimed.next_offset, claimed.was_reset) == (target, True)
+        store.claim(GROUP, "c", {Q0: 0}, at_brokers={Q0: 200})
+        claimed = store.claim(GROUP, "c", {Q0: 0}, at_brokers={Q0: 250})[Q0]
+        assert (claimed.next_offset, claimed.was_reset) == (target, True)
 
         sent = committed(Q0, target, epoch=claimed.epoch, is_shown=True)
         store.commit(GROUP, [sent], query_id="", batch_id=claimed.batch_id)
