@@ -21,7 +21,14 @@ from pyspark_rocketmq.consume.generations import NO_WITNESSES, NewestStored, Wit
 from pyspark_rocketmq.consume.read_range import ReadRange
 from pyspark_rocketmq.consume.segments import PullChunk
 from pyspark_rocketmq.consume.slave_reads import MASTER_ID
-from pyspark_rocketmq.errors import ConnectFailed, MessagesExpired, NoPermission, RocketMQError, SystemBusy
+from pyspark_rocketmq.errors import (
+    ConnectFailed,
+    LogTailLost,
+    MessagesExpired,
+    NoPermission,
+    RocketMQError,
+    SystemBusy,
+)
 from pyspark_rocketmq.model import BrokerAddress, MessageQueue, QueueRange
 from pyspark_rocketmq.stored_values import LastMessage
 from pyspark_rocketmq.wire.requests.pull import PullResult, PullStatus
@@ -571,6 +578,55 @@ def test_a_gap_is_passed_and_reported_once_or_is_an_error() -> None:
             assert pulls.skipped == range(24)
 
     assert len(told) == 1
+
+
+@pytest.mark.parametrize("end", [6, 0], ids=["shorter", "empty"])
+@pytest.mark.parametrize("fails", [True, False])
+def test_a_log_that_still_ends_within_the_range_after_the_patience_has_lost_its_tail(
+    fails: bool, end: int
+) -> None:
+    """F4: a broker answers a pull at its queue's end as if nothing was lost."""
+    pulls = window(0, 8, segment=8, fail_on_data_loss=fails, retry_timeout_s=1.0)
+    if end:
+        pulls.answered(pulls.tasks(1, 0.0)[0], found(end, body(*range(end))), 0.0)
+
+    for now_s in (0.0, 1.0):
+        assert pulls.failure is None
+        assert not pulls.skipped
+        (task,) = pulls.tasks(1, now_s)
+        pulls.answered(task, PullResult(PullStatus.NO_NEW_MSG, end, 0, end), now_s)
+        pulls.settle(now_s)
+
+    assert offsets_of(pulls.take()) == list(range(end))
+    if fails:
+        assert isinstance(pulls.failure, LogTailLost)
+        assert pulls.failure.wanted == end
+    else:
+        assert pulls.failure is None
+        assert pulls.is_over
+        assert pulls.skipped == range(end, 8)
+
+
+@pytest.mark.parametrize(
+    ("queue_end", "changes"),
+    [
+        pytest.param(8, {}, id="the queue has the offset"),
+        pytest.param(6, {"is_group_read": True}, id="a group plans again"),
+        pytest.param(6, {"is_slave": True}, id="a slave that lags"),
+    ],
+)
+def test_nothing_at_an_offset_is_no_loss_where_the_broker_may_have_it_later(
+    queue_end: int, changes: dict[str, Any]
+) -> None:
+    """F4"""
+    pulls = window(6, 8, segment=8, retry_timeout_s=1.0, **changes)
+
+    for now_s in (0.0, 1.0):
+        (task,) = pulls.tasks(1, now_s)
+        pulls.answered(task, PullResult(PullStatus.NO_NEW_MSG, 6, 0, queue_end), now_s)
+        pulls.settle(now_s)
+
+    assert isinstance(pulls.failure, SystemBusy)
 
 
 def test_the_next_pull_goes_to_the_replica_that_the_last_answer_suggests() -> None:

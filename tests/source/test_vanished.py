@@ -141,6 +141,36 @@ def test_a_batch_that_may_lose_messages_reads_what_is_there_and_logs_it(
     assert "the broker has another log than" in caplog.text
 
 
+def test_a_batch_whose_log_ends_within_its_range_fails_or_reads_what_is_there(
+    topics: Topics, caplog: pytest.LogCaptureFixture
+) -> None:
+    """failOnDataLoss, F4: the broker answers a pull at the new end as if nothing was lost."""
+    topic = topics.make(3)
+    (strict,) = topics.planned(topic, retryTimeoutMs="100")
+    (lenient,) = topics.planned(topic, retryTimeoutMs="100", failOnDataLoss="false")
+    make_again(topics, topic, 2)
+
+    with pytest.raises(LogTailLost, match=r"offset 2 was wanted, but the broker has 0 .* to 2 "):
+        list(read_queue(strict))
+    assert sum(batch.num_rows for batch in read_queue(lenient)) == 2
+    assert "wanted=2 available=0 (inclusive) to 2 (exclusive) continuing_at=3" in caplog.text
+
+
+def test_a_stream_goes_on_after_a_batch_whose_log_ended_within_its_range(topics: Topics) -> None:
+    """failOnDataLoss, F4"""
+    topic = topics.make(3)
+    stream = topics.stream(topic, routeRefreshMs="1", retryTimeoutMs="100", failOnDataLoss="false")
+    assert stream.plan()
+    make_again(topics, topic, 2)
+
+    assert stream.run().num_rows == 2
+    topics.put(topic, 0, 3)
+
+    read = stream.next_offsets()
+    assert read is not None
+    assert read[MessageQueue(topic, "broker-a", 0)][-3:] == [2, 3, 4]
+
+
 def test_a_part_of_a_batch_whose_topic_is_made_again_fails_too(topics: Topics) -> None:
     """F4, minPartitions: also the part that ends before the queue's last message."""
     topic = topics.make(6)

@@ -16,7 +16,8 @@ All ranges share one connection and one worker's memory:
    would then exceed the bytes allowed for all ranges together. One pull is always allowed, so that reading
    goes on.
 6. A failure ends only its own range. After an error that may pass, the pull is sent again for a while, with
-   growing pauses.
+   growing pauses. If the queue then still ends within the range, its log has lost its tail; until then the
+   broker may be recovering.
 
 7. In a batch read, a range has a record of the message that was the queue's last one at the time of planning.
    When all other pulls of the range are answered, one more pull asks for this message. Its answer shows
@@ -361,10 +362,23 @@ class RangeWindow:
             self.lost(task, None, now_s)
         elif self._of.is_slave:
             self.lost(task, self._not_at_slave(asked, outcome), now_s)
+        elif self._has_lost_tail(asked, outcome, now_s):
+            self._meet_gap(task, outcome, now_s)
         elif outcome.status is not PullStatus.OFFSET_ILLEGAL:
             self.lost(task, self._nothing_there(asked, outcome), now_s)
         else:
             self._offset_moved(task, outcome, now_s)
+
+    def _has_lost_tail(self, asked: int, outcome: PullResult, now_s: float) -> bool:
+        """Return whether the queue ends within the range for good: patience is over, and it still ends there.
+
+        A broker answers a pull at its queue's end with NO_NEW_MSG, whatever the queue had before. In a group
+        the range fails instead, and the next plan finds the loss.
+        """
+        gives_up_at_s = self._gives_up_at_s
+        is_at_end = outcome.status is PullStatus.NO_NEW_MSG and asked >= outcome.max_offset
+        is_over = gives_up_at_s is not None and now_s >= gives_up_at_s
+        return is_at_end and is_over and not self._settings.is_group_read
 
     def _passes_over(self, task: PullTask, outcome: PullResult) -> bool:
         """Return whether an answer without messages means that no message below its next offset matches."""
