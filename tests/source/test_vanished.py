@@ -514,3 +514,62 @@ def test_a_queue_that_a_topic_gets_back_goes_on_where_it_was(topics: Topics, fai
     topics.put(topic, 1, 1)
 
     assert stream.next_offsets() == {MessageQueue(topic, "broker-a", 1): [2]}
+
+
+@pytest.mark.parametrize("fails", ["true", "false"])
+def test_a_logged_batch_runs_again_without_a_topic_that_is_read_no_more(
+    topics: Topics, fails: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """F4, topics: the topic was deleted, so that leaving it out is the remedy."""
+    kept, gone = topics.make(2), topics.make(4)
+    stream = topics.stream(None, topics=f"{kept},{gone}", routeRefreshMs="1", failOnDataLoss=fails)
+    assert stream.plan()
+    delete(topics, gone)
+
+    stream.restart(topics=kept)
+
+    assert offsets_by_queue(stream.run()) == {MessageQueue(kept, "broker-a", 0): [0, 1]}
+    assert f"no longer reads its topic topic={gone} broker=broker-a queue=0 offsets=0 to 4" in caplog.text
+    topics.put(kept, 0, 1)
+    assert stream.next_offsets() == {MessageQueue(kept, "broker-a", 0): [2]}
+
+
+def test_a_topic_left_out_when_a_batch_runs_again_keeps_its_unread_messages(topics: Topics) -> None:
+    """F4, subscriptions: its tag is no longer known; named again, it goes on where it was."""
+    kept, left = topics.make(2), topics.make(4)
+    both = json.dumps({kept: "*", left: "odd"})
+    stream = topics.stream(None, subscriptions=both, routeRefreshMs="1")
+    assert stream.plan()
+    stream.restart(subscriptions=json.dumps({kept: "*"}))
+    assert offsets_by_queue(stream.run()) == {MessageQueue(kept, "broker-a", 0): [0, 1]}
+
+    # Its position is written although there is nothing new to read, and only once.
+    assert stream.next_offsets() == {}
+    assert stream.next_offsets() is None
+    stream.restart(subscriptions=both)
+
+    assert stream.next_offsets() == {MessageQueue(left, "broker-a", 0): [1, 3]}
+
+
+def test_a_logged_batch_runs_again_without_the_broker_of_a_topic_that_is_read_no_more(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """topics: the query looks no longer for a broker that has none of its topics."""
+    payments = MessageQueue("payments", "broker-b", 0)
+    planning = Planning({A0: (0, 5), payments: (1, 3)})
+    planning.offset = planning.planner.latest(planning.offset)
+    planning.options = {"topic": "", "topics": "orders"}
+    planning.restart()
+
+    again = planning.planner.runnable(planning.offset)
+    assert again == planning.planner.runnable(planning.offset)
+
+    assert [(each.queue, each.start, each.end) for each in again] == [(A0, 0, 5)]
+    assert caplog.text.count("topic=payments broker=broker-b queue=0 offsets=1 to 3") == 1
+    del planning.view.bounds[payments]
+    planning.view.bounds[A0] = (0, 6)
+    assert planning.next() == [(A0, 5, 6)]
+    planning.options = {"topic": "", "topics": "orders,payments"}
+    planning.restart()
+    planning.view.bounds[payments] = (1, 4)
+    assert planning.next() == [(payments, 1, 4)]

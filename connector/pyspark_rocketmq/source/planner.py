@@ -103,6 +103,8 @@ class MicroBatchPlanner:
         """Queues of the newest checkpoint whose topics were deleted: one of the same name is a new queue."""
         self._removed: set[MessageQueue] = set()
         """Queues that their topics no longer have, as of the last plan; each was logged then."""
+        self._unread: frozenset[QueueRange] = frozenset()
+        """Ranges of the newest plan that are not run, because the query no longer reads their topics."""
         self._held_up: frozenset[QueueRange] = frozenset()
         """Uncommitted ranges that held up their queues at the last plan, and were logged then."""
         self._has_awaited = False
@@ -208,7 +210,8 @@ class MicroBatchPlanner:
         """Return the ranges to run now of a plan in Spark's log, which may be old after a restart.
 
         Open ranges (of real time, without an end) are run only by the process that planned them. After a
-        restart they are left out, and the next plan begins where the group is by then.
+        restart they are left out, and the next plan begins where the group is by then. A plain stream leaves
+        out topics that it no longer reads; the next plan keeps the starts of their ranges.
         """
         planned = self.plan_of(offset)[1]
         if offset != self._known[0] and any(each.has_open_end for each in planned):
@@ -216,8 +219,20 @@ class MicroBatchPlanner:
                 "the last plan of the previous run is not run again: in real time each run makes new plans"
             )
             planned = ()
+        if self._progress.begins_in_checkpoint:
+            planned = self._without_unread(planned)
         ranges = self._progress.runnable(planned)
         return [planned for planned in ranges if planned.count > 0]
+
+    def _without_unread(self, planned: Sequence[QueueRange]) -> tuple[QueueRange, ...]:
+        """Return the ranges whose topics the query still reads; note and log the others."""
+        read = tuple(self._of_read_topics(planned))
+        topics = {each.queue.topic for each in read}
+        unread = frozenset(each for each in planned if each.count > 0 and each.queue.topic not in topics)
+        for each in sorted(unread - self._unread, key=attrgetter("queue")):
+            logger.warning("logged range not run again, the query no longer reads its topic %s", each)
+        self._unread = unread
+        return read
 
     def witnesses(self, planned: Iterable[QueueRange]) -> dict[MessageQueue, Witnesses]:
         """Return messages consumed from these queues; tasks check by them that logs are still the same."""
@@ -356,6 +371,8 @@ class MicroBatchPlanner:
 
     def _attempt(self, previous: Sequence[QueueRange], times: StoredBy) -> _Attempt | RocketMQError:
         """Return a plan from a new snapshot, or an error that may pass."""
+        if self._unread:
+            previous = [replace(was, end=was.start) if was in self._unread else was for was in previous]
         if self._seen is None:
             self._logged = previous
             self._at_first_contact(self._look)
@@ -395,9 +412,12 @@ class MicroBatchPlanner:
         previous, readable = self._follow(previous, snapshot, times)
         progress = self._progress.read(previous, readable)
         plan = self._plan(snapshot, progress)
-        attempt = _Attempt(readable, plan, self._progress.compose(previous, plan), self._drain.left(progress))
+        ranges = self._progress.compose(previous, plan)
+        if self._unread and not ranges:
+            # Without a plan the checkpoint would keep the ends of ranges that were not run.
+            ranges = [QueueRange.between(was.queue, was.end, was.end) for was in previous]
         self._has_planned = True
-        return attempt
+        return _Attempt(readable, plan, ranges, self._drain.left(progress))
 
     def _follow(
         self, previous: Sequence[QueueRange], snapshot: Snapshot, times: StoredBy
@@ -455,6 +475,7 @@ class MicroBatchPlanner:
     def _remember(self, offset: Offset, ranges: Sequence[QueueRange]) -> Offset:
         self._planned_at_s = self._clock.monotonic_s()
         self._gone.clear()
+        self._unread = frozenset()
         if self._generations is not None:
             self._generations.planned()
         self._known = (offset, (offset["seq"], tuple(sorted(ranges, key=attrgetter("queue")))))
