@@ -231,5 +231,52 @@ def test_a_queue_that_waits_is_judged_by_its_own_time_after_a_restart_too(count:
     assert stream.next() == [(A0, count, count + 1)]
 
 
+@pytest.mark.parametrize("restarts", [False, True])
+@pytest.mark.parametrize("count", [2, 3, 9])
+def test_a_queue_that_was_out_of_sight_is_judged_by_its_own_time(count: int, restarts: bool) -> None:
+    """F4: its topic was left out or switched off, or had fewer queues; its broker's others went on."""
+    stream = Stream({A0: [1, 2, 3], A1: [1]}, failOnDataLoss="false")
+    stream.next()
+    del stream.log.stored[A0]
+    stream.log.stored[A1] += [20]
+    assert stream.next() == [(A1, 1, 2)]
+    if restarts:
+        stream.restart()
+    stream.log.stored[A1] += [30]
+    assert stream.next() == [(A1, 2, 3)]
+    if restarts:
+        stream.restart()
+
+    stream.log.stored[A0] = [10 + at for at in range(count)]
+    assert stream.next() == [(A0, 0, count)]
+    stream.restart()
+    stream.log.stored[A0] += [50]
+    assert stream.next() == [(A0, count, count + 1)]
+
+
+def test_a_queue_out_of_sight_with_the_same_log_goes_on_at_its_position() -> None:
+    """F4"""
+    stream = Stream({A0: [1, 2, 3], A1: [1]})
+    stream.next()
+    log = stream.log.stored.pop(A0)
+    stream.log.stored[A1] += [20]
+    stream.next()
+    stream.restart()
+
+    stream.log.stored[A0] = [*log, 10, 40]
+    assert stream.next() == [(A0, 3, 5)]
+
+
+def test_queues_of_a_broker_out_of_sight_need_no_times_of_their_own() -> None:
+    """F4: the broker's holds for them, and a checkpoint stays small."""
+    stream = Stream({A0: [1], B0: [1, 2]})
+    stream.next()
+    del stream.log.stored[B0]
+    stream.log.stored[A0] += [20]
+    stream.next()
+
+    assert stream.planning.offset["storedBy"] == {"broker-a": 20, "broker-b": 2}
+
+
 def _offsets(ranges: Ranges | None) -> list[int]:
     return [at for queue, start, end in ranges or () if queue == A0 for at in range(start, end)]

@@ -98,6 +98,21 @@ def test_a_topic_deleted_while_the_query_is_stopped_is_noticed(topics: Topics) -
     assert stream.next_offsets() == {MessageQueue(kept, "broker-a", 0): [1]}
 
 
+def test_a_topic_that_was_left_out_and_made_again_is_read_from_its_start(topics: Topics) -> None:
+    """F4: another topic of its broker went on meanwhile."""
+    kept, again = topics.make(3, topic="kept"), topics.make(5, topic="left-out")
+    both = f"{kept},{again}"
+    stream = topics.stream(None, topics=both, routeRefreshMs="1", failOnDataLoss="false")
+    stream.next_offsets()
+    make_again(topics, again, 8)
+    stream.restart(topics=kept)
+    topics.put(kept, 0, 2)
+    assert stream.next_offsets() == {MessageQueue(kept, "broker-a", 0): [3, 4]}
+
+    stream.restart(topics=both)
+    assert stream.next_offsets() == {MessageQueue(again, "broker-a", 0): [*range(8)]}
+
+
 def test_a_topic_deleted_while_it_is_read_ends_the_range_or_the_query(topics: Topics) -> None:
     """F4: as Spark's "delete a topic when a Spark job is running"."""
     topic = topics.make(3)

@@ -30,9 +30,9 @@ from pyspark_rocketmq.stored_values import StoredValue, integers_text, read_json
 
 StoredBy = Mapping[str, int]
 """Latest store time of the messages before the ends of a plan's ranges, by broker name; in milliseconds of
-the broker's clock. A broker whose time is not known has no entry. A queue that cannot be planned for now has
-an entry of its own, because its broker's other queues go on meanwhile. That entry's name is topic, broker
-name and queue id, separated by spaces."""
+the broker's clock. A broker whose time is not known has no entry. A queue that cannot be planned for now, or
+is out of sight, has an entry of its own if its broker's other queues go on meanwhile. That entry's name is
+topic, broker name and queue id, separated by spaces."""
 EVERY_BROKER: Final = ""
 """Name under which a checkpoint of an earlier release has one time for all brokers."""
 MOST_SHOWN: Final = 16
@@ -182,7 +182,7 @@ def stored_by(
 
 
 def times_of_waiting(times: StoredBy) -> dict[MessageQueue, int]:
-    """Return the entries of ``times`` for single queues: those that could not be planned for now."""
+    """Return the entries of ``times`` for single queues: those that waited or were out of sight."""
     found: dict[MessageQueue, int] = {}
     for name, time in times.items():
         topic, _, rest = name.partition(" ")
@@ -193,10 +193,17 @@ def times_of_waiting(times: StoredBy) -> dict[MessageQueue, int]:
 
 
 def with_times_of_waiting(times: StoredBy, of_waiting: Mapping[MessageQueue, int]) -> StoredBy:
-    """Return ``times`` with an entry for each queue of ``of_waiting``, unless its time is 0 (not known)."""
+    """Return ``times`` with an entry for each queue of ``of_waiting``.
+
+    A queue gets no entry if its time is 0 (not known) or equals its broker's.
+    """
     return {
         **times,
-        **{" ".join(map(str, queue)): time for queue, time in sorted(of_waiting.items()) if time},
+        **{
+            " ".join(map(str, queue)): time
+            for queue, time in sorted(of_waiting.items())
+            if time and time != times.get(queue.broker_name)
+        },
     }
 
 

@@ -422,7 +422,7 @@ class CheckpointGenerations:
         self.waiting: Mapping[MessageQueue, RocketMQError] = {}
         """Queues that must not be planned yet, and why, as of the last :meth:`follow`."""
         self.times_of_waiting: dict[MessageQueue, int] = {}
-        """Store times that waiting queues keep from their last plan, while the other queues go on."""
+        """Store times from the last plan with queues that now wait or are out of sight; others go on."""
 
     def follow(
         self, previous: Sequence[QueueRange], snapshot: Snapshot, times: StoredBy
@@ -435,7 +435,8 @@ class CheckpointGenerations:
             previous: The ranges of the previous plan.
             snapshot: The snapshot that the next plan is made from.
             times: The latest store time of a message at each broker when the previous plan was made. A queue
-                that had to wait then has an entry of its own, the store time from the plan before it waited.
+                that had to wait or was out of sight then has an entry of its own, the store time from the
+                plan before that.
 
         Raises:
             OffsetsBeganAgain: If a queue's offsets began again, and ``failOnDataLoss`` is true.
@@ -455,8 +456,8 @@ class CheckpointGenerations:
         self.waiting |= self._look(
             [was for was in previous if was.queue not in self.waiting], snapshot, times
         )
-        in_sight = snapshot.with_slaves().bounds if self.times_of_waiting else {}
-        unseen = {queue for queue in self.times_of_waiting if queue not in in_sight}
+        in_sight = snapshot.with_slaves().bounds
+        unseen = {was.queue for was in previous if was.queue not in in_sight}
         self.times_of_waiting = {queue: self._stored_by(queue, times) for queue in unseen.union(self.waiting)}
         self._seen = frozenset(snapshot.bounds).difference(self.waiting)
         if not self._begun:

@@ -4,10 +4,11 @@ Spark's offset of one micro-batch is the plan itself, as JSON: ``{"v": 1, "seq":
 {brokerName: {queueId: {"from": 0, "to": 5, "epoch": 3, "times": 1}}}}}``, where ``epoch``, ``times``
 (reconsume times) and ``putBack`` (messages that the listener gave back, and how often) are left out if they
 are 0 or empty. Plans of plain streams also have ``storedBy``: for each broker, the latest store time of a
-message there when the plan was made; for each queue that had to wait, that time from its last plan before.
-``uncommitted`` in plans of earlier releases is ignored.  The ranges are explicit, so that a replay reads the
-same messages. ``seq`` grows with every batch, because Spark compares offsets as text and a suspended queue
-may be planned twice with the same range.  Keys are written sorted, so that equal plans are equal strings.
+message there when the plan was made; for each queue that had to wait or was out of sight, that time from its
+last plan before, if it is another one. ``uncommitted`` in plans of earlier releases is ignored. The ranges
+are explicit, so that a replay reads the same messages. ``seq`` grows with every batch, because Spark compares
+offsets as text and a suspended queue may be planned twice with the same range. Keys are written sorted, so
+that equal plans are equal strings.
 
 A plan of more than 256 queues is packed: ten thousand queues take 60 KB, instead of 600 as JSON.  The form is
 ``{"v": 2, "seq": 7, "queues": 10000, "packed": text}``.  The text is a line of JSON followed by columns of
@@ -284,7 +285,7 @@ def plan_to_offset(
         seq: The plan's number.
         ranges: One range for each queue.
         stored_by: Latest store time of a message at each broker when the plan is made. A queue that had to
-            wait has an entry of its own, the store time from its last plan before.
+            wait or is out of sight has an entry of its own, the store time from its last plan before.
         open_for_s: Length of a batch of open ranges in seconds; None for closed ranges.
     """
     in_order = sorted(ranges, key=attrgetter("queue"))
@@ -309,7 +310,7 @@ def open_for_s_of(offset: Mapping[str, Any]) -> float | None:
 
 
 def stored_by_of(offset: Mapping[str, Any]) -> StoredBy:
-    """Return the latest store times that Spark's ``offset`` has, by broker or waiting queue.
+    """Return the latest store times that Spark's ``offset`` has, by broker, or queue that waits.
 
     Invalid values are left out. The single time in a checkpoint of an earlier release is returned under
     ``EVERY_BROKER``.
