@@ -278,5 +278,67 @@ def test_queues_of_a_broker_out_of_sight_need_no_times_of_their_own() -> None:
     assert stream.planning.offset["storedBy"] == {"broker-a": 20, "broker-b": 2}
 
 
+@pytest.mark.parametrize("fails", ["true", "false"])
+def test_a_clock_that_was_set_back_within_a_backlog_repeats_and_stops_nothing(fails: str) -> None:
+    """F4: the message before the position was stored later than the last one, whose time is remembered."""
+    stream = Stream(
+        {A0: [*range(1_000, 1_010), *range(100, 104)]}, failOnDataLoss=fails, maxOffsetsPerTrigger="4"
+    )
+    read: list[int] = []
+    for at_ms in range(104, 110):
+        read += _offsets(stream.next())
+        stream.restart()
+        stream.log.stored[A0] += [at_ms]
+
+    assert read == list(range(19))
+
+
+@pytest.mark.parametrize("count", [3, 4, 5, 9])
+def test_a_topic_made_again_is_found_though_messages_followed_the_last_plan(count: int) -> None:
+    """F4: the clock was set back among them, or not."""
+    stream = Stream({A0: [7, 8, 9, 5, 6]}, failOnDataLoss="false", maxOffsetsPerTrigger="3")
+    stream.next()
+    stream.restart()
+    stream.log.stored[A0] = [20 + at for at in range(count)]
+
+    assert stream.next() == [(A0, 0, 3)]
+
+
+@given(
+    logs=st.lists(st.lists(st.integers(1, 50), max_size=8), min_size=2, max_size=2),
+    added=st.lists(st.tuples(st.integers(0, 1), st.integers(1, 50)), max_size=12),
+    restarts=st.lists(st.booleans(), min_size=14, max_size=14),
+    away=st.lists(st.booleans(), min_size=14, max_size=14),
+    most=st.integers(1, 9),
+)
+def test_the_same_log_goes_on_whatever_the_clock_shows(
+    logs: list[list[int]],
+    added: list[tuple[int, int]],
+    restarts: list[bool],
+    away: list[bool],
+    most: int,
+) -> None:
+    """F4: also while another queue of the broker is out of sight."""
+    stream = Stream({A0: logs[0], A1: logs[1]}, maxOffsetsPerTrigger=str(most))
+    whole = stream.log.stored
+    read: dict[MessageQueue, list[int]] = {A0: [], A1: []}
+    rest = iter(added)
+    for restart, hides in zip(restarts, away, strict=True):
+        stream.log.stored = {queue: log for queue, log in whole.items() if queue != A1 or not hides}
+        for queue, start, end in stream.next() or ():
+            read[queue] += range(start, end)
+        if restart:
+            stream.restart()
+        if (more := next(rest, None)) is not None:
+            number, at_ms = more
+            whole[(A0, A1)[number]].append(at_ms)
+    stream.log.stored = whole
+    while ranges := stream.next():
+        for queue, start, end in ranges:
+            read[queue] += range(start, end)
+
+    assert read == {queue: list(range(len(log))) for queue, log in whole.items()}
+
+
 def _offsets(ranges: Ranges | None) -> list[int]:
     return [at for queue, start, end in ranges or () if queue == A0 for at in range(start, end)]

@@ -12,9 +12,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pyspark_rocketmq.consume.positions import StoredThen
 from pyspark_rocketmq.errors import OffsetError
 from pyspark_rocketmq.model import OPEN_END, MessageQueue, QueueRange, QueueState
-from pyspark_rocketmq.source.ranges import offset_to_plan, open_for_s_of, plan_to_offset
+from pyspark_rocketmq.source.ranges import offset_to_plan, open_for_s_of, plan_to_offset, stored_then_of
 from pyspark_rocketmq.stored_values import RetryCounts
 from tests.helpers import stored_texts
 
@@ -174,6 +175,27 @@ def test_a_packed_plan_that_is_damaged_is_refused(changes: dict[str, object]) ->
         OffsetError, match=r"The checkpoint's offset is damaged .*Use a new checkpoint location"
     ):
         offset_to_plan({**plan_to_offset(1, many(300)), **changes})
+
+
+@pytest.mark.parametrize("count", [1, 256, 257, 300])
+def test_what_followed_each_range_survives_the_checkpoint(count: int) -> None:
+    """F4: packed with the plan of many queues."""
+    ranges = many(count)
+    then = StoredThen({"broker-a": 7}, {each.queue: at for at, each in enumerate(ranges, 5) if at % 3})
+
+    stored = json.loads(json.dumps(plan_to_offset(1, ranges, then=then)))
+
+    assert stored_then_of(stored, offset_to_plan(stored)[1]) == then
+
+
+@pytest.mark.parametrize("count", [3, 300])
+@pytest.mark.parametrize("damaged", [None, 7, [], [1], [1, -1, 1], ["1"] * 3, "", "x", "no base 85: \\"])
+def test_what_followed_each_range_is_not_known_if_it_is_damaged(count: int, damaged: object) -> None:
+    """H9"""
+    ranges = many(count)
+    stored = {**plan_to_offset(1, ranges, then=StoredThen({"broker-a": 7})), "unread": damaged}
+
+    assert stored_then_of(stored, ranges) == StoredThen({"broker-a": 7}, {})
 
 
 # -------------------------------------------------------------------------------------------------- open plans

@@ -18,10 +18,11 @@ again when the broker has received it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from math import inf
-from typing import Final
+from types import MappingProxyType
+from typing import Final, NamedTuple
 
 from pyspark_rocketmq.errors import DataLoss, LogTailLost, MessagesExpired
 from pyspark_rocketmq.model import MessageQueue, QueueBounds, QueueRange
@@ -33,6 +34,8 @@ StoredBy = Mapping[str, int]
 the broker's clock. A broker whose time is not known has no entry. A queue that cannot be planned for now, or
 is out of sight, has an entry of its own if its broker's other queues go on meanwhile. That entry's name is
 topic, broker name and queue id, separated by spaces."""
+Unread = Mapping[MessageQueue, int]
+"""Number of messages from a range's end to the queue's end when the plan was made; none are left out."""
 EVERY_BROKER: Final = ""
 """Name under which a checkpoint of an earlier release has one time for all brokers."""
 MOST_SHOWN: Final = 16
@@ -149,6 +152,40 @@ class OffsetGap:
             f"{self.queue}: offset {self.wanted} is outside the broker's {self.min_offset} to "
             f"{self.max_offset}; it continues at {self.corrected}."
         )
+
+
+class StoredThen(NamedTuple):
+    """The brokers' logs when a plain stream made a plan; a later log is compared with them."""
+
+    times: StoredBy = MappingProxyType({})
+    unread: Unread = MappingProxyType({})
+
+    def newest_of(self, queue: MessageQueue, place: int) -> int:
+        """Return the offset of the queue's last message at the plan, whose range ended after ``place``."""
+        return place + self.unread.get(queue, 0)
+
+
+NOTHING_STORED: Final = StoredThen()
+
+
+def unread_after(
+    ranges: Iterable[QueueRange], bounds: Mapping[MessageQueue, QueueBounds], before: Unread
+) -> Unread:
+    """Return how many messages follow each of a plan's ``ranges``.
+
+    A queue that is out of sight, or whose broker lacks messages of the range, keeps its number from
+    ``before``, the result for the previous plan: its position has not moved since.
+    """
+    unread: dict[MessageQueue, int] = {}
+    for each in ranges:
+        known = bounds.get(each.queue)
+        if known is None or known.max_offset < each.end:
+            count = before.get(each.queue, 0)
+        else:
+            count = known.max_offset - each.end
+        if count:
+            unread[each.queue] = count
+    return unread
 
 
 def stored_by(

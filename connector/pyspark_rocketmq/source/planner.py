@@ -24,7 +24,13 @@ from pyspark_rocketmq.consume.planning import (
     plan_open_ranges,
     plan_ranges,
 )
-from pyspark_rocketmq.consume.positions import StoredBy, stored_by, with_times_of_waiting
+from pyspark_rocketmq.consume.positions import (
+    NOTHING_STORED,
+    StoredThen,
+    stored_by,
+    unread_after,
+    with_times_of_waiting,
+)
 from pyspark_rocketmq.consume.slave_reads import has_range
 from pyspark_rocketmq.display import peer_text
 from pyspark_rocketmq.errors import RocketMQError, TopicDeleted, TopicNotFound
@@ -38,7 +44,7 @@ from pyspark_rocketmq.source.first_contact import at_first_contact
 from pyspark_rocketmq.source.message_sizes import MessageSizes
 from pyspark_rocketmq.source.progress import ProgressSource
 from pyspark_rocketmq.source.queue_generations import CheckpointGenerations
-from pyspark_rocketmq.source.ranges import Offset, offset_to_plan, plan_to_offset, stored_by_of
+from pyspark_rocketmq.source.ranges import Offset, offset_to_plan, plan_to_offset, stored_then_of
 
 logger = logging.getLogger(__name__)
 
@@ -136,9 +142,8 @@ class MicroBatchPlanner:
 
     def _first_offset(self) -> Offset:
         snapshot = self._first_snapshot() if self._progress.begins_in_checkpoint else self._look()
-        return plan_to_offset(
-            0, self._progress.initial(snapshot), stored_by=self._stored_by({}, snapshot, ())
-        )
+        first = self._progress.initial(snapshot)
+        return plan_to_offset(0, first, then=self._stored_then(NOTHING_STORED, snapshot, (), first))
 
     def _first_snapshot(self) -> Snapshot:
         """Return a snapshot with every queue for which a plain stream's starting position counts.
@@ -158,19 +163,26 @@ class MicroBatchPlanner:
             snapshot.check_switched_on("the stream would later read these queues from their first messages")
         return snapshot
 
-    def _stored_by(self, before: StoredBy, snapshot: Snapshot, previous: Sequence[QueueRange]) -> StoredBy:
-        """Return the store times for a plain stream's next offset; see :func:`plan_to_offset`.
+    def _stored_then(
+        self,
+        before: StoredThen,
+        snapshot: Snapshot,
+        previous: Sequence[QueueRange],
+        ranges: Sequence[QueueRange],
+    ) -> StoredThen:
+        """Return what a plain stream's next offset has of the brokers' logs, besides its ``ranges``.
 
-        Return none for a group, whose progress is in its offset store. ``before`` has the store times of the
-        previous offset.
+        Return nothing for a group, whose progress is in its offset store. ``before`` is what the previous
+        offset has, whose ranges are ``previous``.
         """
         if not self._progress.begins_in_checkpoint:
-            return {}
+            return NOTHING_STORED
+        bounds = snapshot.with_slaves().bounds
         known = [was.queue for was in self._of_read_topics(previous)]
-        times = stored_by(before, snapshot.with_slaves().bounds, known)
-        if self._generations is None:
-            return times
-        return with_times_of_waiting(times, self._generations.times_of_waiting)
+        times = stored_by(before.times, bounds, known)
+        if self._generations is not None:
+            times = with_times_of_waiting(times, self._generations.times_of_waiting)
+        return StoredThen(times, unread_after(ranges, bounds, before.unread))
 
     def prepare_available_now(self) -> None:
         """Fix the current ends of all queues as the end of this query.
@@ -309,17 +321,17 @@ class MicroBatchPlanner:
 
     def _latest_closed(self, start: Offset) -> Offset:
         seq, previous = self.plan_of(start)
+        then = stored_then_of(start, previous)
         patience: Deadline | None = None
         while True:
-            attempt = self._attempt(previous, stored_by_of(start))
+            attempt = self._attempt(previous, then)
             if isinstance(attempt, _Attempt):
                 self._drain.check_moves(attempt.left)
                 if attempt.ranges:
                     if self._waits_for_more(attempt.plan):
                         return start
-                    times = self._stored_by(stored_by_of(start), attempt.snapshot, previous)
-                    offset = plan_to_offset(seq + 1, attempt.ranges, stored_by=times)
-                    return self._remember(offset, attempt.ranges)
+                    now = self._stored_then(then, attempt.snapshot, previous, attempt.ranges)
+                    return self._remember(plan_to_offset(seq + 1, attempt.ranges, then=now), attempt.ranges)
                 trouble = self._drain.trouble(attempt.snapshot, previous, self._waiting())
                 is_drained = trouble is None and attempt.plan.next_due_s is None and not attempt.plan.gaps
                 if not self._drain.has_begun or is_drained:
@@ -340,7 +352,7 @@ class MicroBatchPlanner:
         patience = Deadline.after(self._clock, _FIRST_OWNERSHIP_S)
         while True:
             self._progress.await_held(patience.remaining_s())
-            attempt = self._attempt(previous, {})
+            attempt = self._attempt(previous, NOTHING_STORED)
             if not isinstance(attempt, _Attempt):
                 self._report_skipped(attempt)
             # A queue with a gap is in no plan before its corrected offset is stored, so wait for that.
@@ -369,7 +381,7 @@ class MicroBatchPlanner:
         waited_s = self._clock.monotonic_s() - self._planned_at_s
         return waited_s < self._options.trigger_delay_ms() / 1000
 
-    def _attempt(self, previous: Sequence[QueueRange], times: StoredBy) -> _Attempt | RocketMQError:
+    def _attempt(self, previous: Sequence[QueueRange], then: StoredThen) -> _Attempt | RocketMQError:
         """Return a plan from a new snapshot, or an error that may pass."""
         if self._unread:
             previous = [replace(was, end=was.start) if was in self._unread else was for was in previous]
@@ -383,9 +395,9 @@ class MicroBatchPlanner:
             return self._put_off(error, previous, has_worked=True)
         try:
             if self._has_planned:
-                return self._try_to_plan(previous, snapshot, times)
+                return self._try_to_plan(previous, snapshot, then)
             return call_with_retry(
-                lambda: self._try_to_plan(previous, snapshot, times),
+                lambda: self._try_to_plan(previous, snapshot, then),
                 _FIRST_PLAN,
                 self._patience(),
                 self._pause,
@@ -407,9 +419,9 @@ class MicroBatchPlanner:
             raise error
         return error
 
-    def _try_to_plan(self, previous: Sequence[QueueRange], snapshot: Snapshot, times: StoredBy) -> _Attempt:
+    def _try_to_plan(self, previous: Sequence[QueueRange], snapshot: Snapshot, then: StoredThen) -> _Attempt:
         previous = self._without_vanished(previous, snapshot)
-        previous, readable = self._follow(previous, snapshot, times)
+        previous, readable = self._follow(previous, snapshot, then)
         progress = self._progress.read(previous, readable)
         plan = self._plan(snapshot, progress)
         ranges = self._progress.compose(previous, plan)
@@ -420,7 +432,7 @@ class MicroBatchPlanner:
         return _Attempt(readable, plan, ranges, self._drain.left(progress))
 
     def _follow(
-        self, previous: Sequence[QueueRange], snapshot: Snapshot, times: StoredBy
+        self, previous: Sequence[QueueRange], snapshot: Snapshot, then: StoredThen
     ) -> tuple[Sequence[QueueRange], Snapshot]:
         """Return where a plain stream's queues go on, and ``snapshot`` without the queues that must wait.
 
@@ -429,7 +441,7 @@ class MicroBatchPlanner:
         if self._generations is None:
             return previous, snapshot
         before = self._generations.waiting
-        previous = self._generations.follow(previous, snapshot, times)
+        previous = self._generations.follow(previous, snapshot, then)
         waiting = self._generations.waiting
         for queue, error in sorted(waiting.items()):
             if before.get(queue) is not error:

@@ -21,7 +21,7 @@ from pyspark_rocketmq.consume.generations import (
     next_generation,
 )
 from pyspark_rocketmq.consume.not_now import sorted_out
-from pyspark_rocketmq.consume.positions import StoredBy, latest_at, times_of_waiting
+from pyspark_rocketmq.consume.positions import StoredThen, latest_at, times_of_waiting
 from pyspark_rocketmq.display import peer_text
 from pyspark_rocketmq.errors import (
     BrokerOffsetUnavailable,
@@ -410,6 +410,10 @@ class CheckpointGenerations:
     ends before the position, the log is another one. See row F4 of ``docs/semantics.md``. With
     ``failOnDataLoss``, a log that ends before the position is not checked here, since the planner raises
     DataLoss for it.
+
+    If messages followed the plan's range, and the clock was set back among them, the message before the
+    position may have been stored later than the last one, whose time the checkpoint has. So the message that
+    was the last one then is looked at, too: while it is there, the log is the same.
     """
 
     def __init__(self, lookup: MessageLookup, *, fail_on_data_loss: bool) -> None:
@@ -425,7 +429,7 @@ class CheckpointGenerations:
         """Store times from the last plan with queues that now wait or are out of sight; others go on."""
 
     def follow(
-        self, previous: Sequence[QueueRange], snapshot: Snapshot, times: StoredBy
+        self, previous: Sequence[QueueRange], snapshot: Snapshot, then: StoredThen
     ) -> Sequence[QueueRange]:
         """Return the previous ranges, with new positions for queues whose offsets began again.
 
@@ -434,16 +438,15 @@ class CheckpointGenerations:
         Args:
             previous: The ranges of the previous plan.
             snapshot: The snapshot that the next plan is made from.
-            times: The latest store time of a message at each broker when the previous plan was made. A queue
-                that had to wait or was out of sight then has an entry of its own, the store time from the
-                plan before that.
+            then: The brokers' logs when the previous plan was made. A queue that had to wait or was out of
+                sight then has an entry of its own, the store time from the plan before that.
 
         Raises:
             OffsetsBeganAgain: If a queue's offsets began again, and ``failOnDataLoss`` is true.
             RocketMQError: If a broker refuses for good.
         """
-        self.times_of_waiting = times_of_waiting(times)
-        remade, silent = self._made_again(previous, snapshot, times)
+        self.times_of_waiting = times_of_waiting(then.times)
+        remade, silent = self._made_again(previous, snapshot, then)
         self._seen -= {was.queue for was in previous if _place_of(was.queue) in remade}
         self.waiting = {was.queue: silent[at] for was in previous if (at := _place_of(was.queue)) in silent}
         outside = [
@@ -453,12 +456,10 @@ class CheckpointGenerations:
         ]
         if outside:
             self.waiting |= self._lookup.at_slaves(outside, snapshot.addresses)
-        self.waiting |= self._look(
-            [was for was in previous if was.queue not in self.waiting], snapshot, times
-        )
+        self.waiting |= self._look([was for was in previous if was.queue not in self.waiting], snapshot, then)
         in_sight = snapshot.with_slaves().bounds
         unseen = {was.queue for was in previous if was.queue not in in_sight}
-        self.times_of_waiting = {queue: self._stored_by(queue, times) for queue in unseen.union(self.waiting)}
+        self.times_of_waiting = {queue: self._stored_by(queue, then) for queue in unseen.union(self.waiting)}
         self._seen = frozenset(snapshot.bounds).difference(self.waiting)
         if not self._begun:
             return previous
@@ -469,15 +470,15 @@ class CheckpointGenerations:
             for was in previous
         ]
 
-    def _stored_by(self, queue: MessageQueue, times: StoredBy) -> int:
-        return self.times_of_waiting.get(queue, latest_at(times, queue.broker_name))
+    def _stored_by(self, queue: MessageQueue, then: StoredThen) -> int:
+        return self.times_of_waiting.get(queue, latest_at(then.times, queue.broker_name))
 
     def planned(self) -> None:
         """Note that a plan contains the positions that the last :meth:`follow` returned."""
         self._begun.clear()
 
     def _made_again(
-        self, previous: Sequence[QueueRange], snapshot: Snapshot, times: StoredBy
+        self, previous: Sequence[QueueRange], snapshot: Snapshot, then: StoredThen
     ) -> tuple[frozenset[_Place], dict[_Place, RocketMQError]]:
         """Return the topics, each at one broker, that were created again while they were in sight.
 
@@ -488,7 +489,7 @@ class CheckpointGenerations:
             bounds = snapshot.bounds.get(was.queue)
             if was.queue not in self._seen or was.queue in self._begun or bounds is None:
                 continue
-            stored_by_ms = self._stored_by(was.queue, times)
+            stored_by_ms = self._stored_by(was.queue, then)
             is_there = bounds.min_offset < was.end <= bounds.max_offset
             if is_there and 0 < stored_by_ms < bounds.last_update_timestamp:
                 places.setdefault(_place_of(was.queue), (was.queue, was.end - 1))
@@ -497,22 +498,40 @@ class CheckpointGenerations:
         found, silent = sorted_out(
             self._lookup.look(dict(places.values()), snapshot.addresses), has_worked=True
         )
-        remade = {
-            _place_of(queue)
-            for queue, each in found.items()
-            if each.message is not None and each.message.store_timestamp > self._stored_by(queue, times)
-        }
-        return frozenset(remade), {_place_of(queue): error for queue, error in silent.items()}
+        offsets = dict(places.values())
+        judged = _each(
+            found, lambda queue: self._is_another(queue, offsets[queue], found[queue], snapshot, then)
+        )
+        known, not_now = sorted_out(judged, has_worked=True)
+        remade = {_place_of(queue) for queue, is_another in known.items() if is_another}
+        return frozenset(remade), {_place_of(queue): error for queue, error in (silent | not_now).items()}
+
+    def _is_another(
+        self, queue: MessageQueue, place: int, found: Found, snapshot: Snapshot, then: StoredThen
+    ) -> bool:
+        """Return whether the message ``found`` at ``place``, before a position, shows another log.
+
+        Raises:
+            RocketMQError: If the broker did not show a message that must be compared.
+        """
+        stored_by_ms = self._stored_by(queue, then)
+        if found.message is None or found.message.store_timestamp <= stored_by_ms:
+            return False
+        newest = then.newest_of(queue, place)
+        if not place < newest < found.bounds.max_offset:
+            return True
+        last = self._lookup.message_at(queue, newest, snapshot, found.bounds)
+        return last is None or last.store_timestamp > stored_by_ms
 
     def _look(
-        self, previous: Sequence[QueueRange], snapshot: Snapshot, times: StoredBy
+        self, previous: Sequence[QueueRange], snapshot: Snapshot, then: StoredThen
     ) -> dict[MessageQueue, RocketMQError]:
         places = {
             was.queue: was.end - 1
             for was in previous
             if (bounds := snapshot.bounds.get(was.queue)) is not None
             and was.queue not in self._begun
-            and (stored_by_ms := self._stored_by(was.queue, times))
+            and (stored_by_ms := self._stored_by(was.queue, then))
             and self._is_suspect(was, bounds, stored_by_ms)
         }
         if not places:
@@ -520,13 +539,7 @@ class CheckpointGenerations:
         looked, waiting = sorted_out(self._lookup.look(places, snapshot.addresses), has_worked=True)
         starts = _each(
             looked,
-            lambda queue: self._start(
-                queue,
-                looked[queue],
-                places[queue],
-                snapshot,
-                self._stored_by(queue, times),
-            ),
+            lambda queue: self._start(queue, looked[queue], places[queue], snapshot, then),
         )
         known, not_now = sorted_out(starts, has_worked=True)
         for queue, start in known.items():
@@ -542,21 +555,21 @@ class CheckpointGenerations:
         return waiting | not_now
 
     def _start(
-        self, queue: MessageQueue, found: Found, place: int, snapshot: Snapshot, stored_by_ms: int
+        self, queue: MessageQueue, found: Found, place: int, snapshot: Snapshot, then: StoredThen
     ) -> int | None:
         """Return where the queue goes on in another log; None if the log is the same."""
-        message = found.message
         if found.is_reset and found.bounds.min_offset <= place < found.bounds.max_offset:
             # The broker answered with a reset, which a plain stream does not follow.
             message = self._lookup.message_at(queue, place, snapshot, found.bounds)
-        is_another = message is not None and message.store_timestamp > stored_by_ms
+            found = found._replace(message=message)
+        is_another = self._is_another(queue, place, found, snapshot, then)
         if not is_another and place < found.bounds.max_offset:
             return None
         self._lookup.require_master(queue, snapshot.addresses)
         if is_another and self._fails:
             raise OffsetsBeganAgain(str(queue), place, found.available)
         address = snapshot.addresses[queue.broker_name]
-        return self._lookup.stored_after(queue, address, stored_by_ms, found.bounds)
+        return self._lookup.stored_after(queue, address, self._stored_by(queue, then), found.bounds)
 
     def _is_suspect(self, was: QueueRange, bounds: QueueBounds, stored_by_ms: int) -> bool:
         if was.end > bounds.max_offset:

@@ -5,10 +5,11 @@ Spark's offset of one micro-batch is the plan itself, as JSON: ``{"v": 1, "seq":
 (reconsume times) and ``putBack`` (messages that the listener gave back, and how often) are left out if they
 are 0 or empty. Plans of plain streams also have ``storedBy``: for each broker, the latest store time of a
 message there when the plan was made; for each queue that had to wait or was out of sight, that time from its
-last plan before, if it is another one. ``uncommitted`` in plans of earlier releases is ignored. The ranges
-are explicit, so that a replay reads the same messages. ``seq`` grows with every batch, because Spark compares
-offsets as text and a suspended queue may be planned twice with the same range. Keys are written sorted, so
-that equal plans are equal strings.
+last plan before, if it is another one. ``unread`` lists how many messages followed each range then, in the
+order of the queues; it is packed as below for more than 256. ``uncommitted`` in plans of earlier releases is
+ignored. The ranges are explicit, so that a replay reads the same messages. ``seq`` grows with every batch,
+because Spark compares offsets as text and a suspended queue may be planned twice with the same range. Keys
+are written sorted, so that equal plans are equal strings.
 
 A plan of more than 256 queues is packed: ten thousand queues take 60 KB, instead of 600 as JSON.  The form is
 ``{"v": 2, "seq": 7, "queues": 10000, "packed": text}``.  The text is a line of JSON followed by columns of
@@ -60,7 +61,7 @@ from pyspark_rocketmq.client.pool import ConnectionSettings, process_pool
 from pyspark_rocketmq.clock import SystemClock
 from pyspark_rocketmq.consume.generations import NO_WITNESSES, NewestStored, Witnesses
 from pyspark_rocketmq.consume.planning import Expected, deal, read_together, shared_tasks
-from pyspark_rocketmq.consume.positions import EVERY_BROKER, StoredBy
+from pyspark_rocketmq.consume.positions import EVERY_BROKER, NOTHING_STORED, StoredBy, StoredThen, Unread
 from pyspark_rocketmq.consume.read_range import ReadRange, ReadSettings
 from pyspark_rocketmq.errors import OffsetError, TransportError
 from pyspark_rocketmq.model import (
@@ -276,7 +277,7 @@ def plan_to_offset(
     seq: int,
     ranges: Iterable[QueueRange],
     *,
-    stored_by: StoredBy = MappingProxyType({}),
+    then: StoredThen = NOTHING_STORED,
     open_for_s: float | None = None,
 ) -> Offset:
     """Return the offset that holds ``ranges``; empty ranges are kept, because they hold a position.
@@ -284,12 +285,14 @@ def plan_to_offset(
     Args:
         seq: The plan's number.
         ranges: One range for each queue.
-        stored_by: Latest store time of a message at each broker when the plan is made. A queue that had to
-            wait or is out of sight has an entry of its own, the store time from its last plan before.
+        then: The brokers' logs when the plan is made; nothing for a group.
         open_for_s: Length of a batch of open ranges in seconds; None for closed ranges.
     """
     in_order = sorted(ranges, key=attrgetter("queue"))
-    known: dict[str, Any] = {"storedBy": dict(stored_by)} if stored_by else {}
+    known: dict[str, Any] = {"storedBy": dict(then.times)} if then.times else {}
+    if then.times and then.unread:
+        counts = [then.unread.get(planned.queue, 0) for planned in in_order]
+        known["unread"] = counts if len(counts) <= _MOST_IN_JSON else _compressed(_in_planes(counts))
     if open_for_s is not None:
         known["for_s"] = open_for_s
     if len(in_order) > _MOST_IN_JSON:
@@ -309,12 +312,32 @@ def open_for_s_of(offset: Mapping[str, Any]) -> float | None:
     return offset.get("for_s")
 
 
-def stored_by_of(offset: Mapping[str, Any]) -> StoredBy:
-    """Return the latest store times that Spark's ``offset`` has, by broker, or queue that waits.
+def stored_then_of(offset: Mapping[str, Any], planned: Sequence[QueueRange]) -> StoredThen:
+    """Return what Spark's ``offset`` has of the brokers' logs when it was planned.
 
-    Invalid values are left out. The single time in a checkpoint of an earlier release is returned under
-    ``EVERY_BROKER``.
+    ``planned`` are the offset's ranges. Invalid values are left out. The single time in a checkpoint of an
+    earlier release is returned under ``EVERY_BROKER``.
     """
+    return StoredThen(_stored_by_of(offset), _unread_of(offset, planned))
+
+
+def _unread_of(offset: Mapping[str, Any], planned: Sequence[QueueRange]) -> Unread:
+    counts = offset.get("unread", [])
+    try:
+        if isinstance(counts, str):
+            unpacking = zlib.decompressobj()
+            counts = _from_planes(
+                unpacking.decompress(base64.b85decode(counts), len(planned) * _INT64_BYTES or 1)
+            )
+        known = [_whole(count, 0) for count in counts]
+    except (TypeError, ValueError, struct.error, zlib.error):
+        return {}
+    if len(known) != len(planned):
+        return {}
+    return {each.queue: count for each, count in zip(planned, known, strict=True) if count}
+
+
+def _stored_by_of(offset: Mapping[str, Any]) -> StoredBy:
     times = offset.get("storedBy", {})
     if not isinstance(times, dict):
         times = {EVERY_BROKER: times}
@@ -408,6 +431,10 @@ def _packed(ranges: Sequence[QueueRange]) -> str:
         [state.reconsume_times for state in states],
     )
     data = b"".join([line.encode(), b"\n", *map(_in_planes, columns)])
+    return _compressed(data)
+
+
+def _compressed(data: bytes) -> str:
     return base64.b85encode(zlib.compress(data, 9)).decode()
 
 
