@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pyspark_rocketmq.errors import ConnectFailed, OffsetsBeganAgain, SystemBusy
+from pyspark_rocketmq.errors import ConnectFailed, DataLoss, LogTailLost, OffsetsBeganAgain, SystemBusy
 from pyspark_rocketmq.model import MessageQueue
 from tests.source.test_planner import A0, A1, B0, Planning
 from tests.source.test_queue_generations import FakeLog
@@ -40,6 +40,14 @@ class Stream:
     @property
     def now_ms(self) -> int:
         return int(self.planning.clock.now_s() * 1000)
+
+    def again(self) -> Ranges:
+        """What is read of the newest plan after a restart."""
+        self.restart()
+        self._look()
+        ranges = self.planning.planner.runnable(self.planning.offset)
+        assert self.planning.planner.runnable(self.planning.offset) == ranges
+        return [(each.queue, each.start, each.end) for each in ranges]
 
     def restart(self) -> None:
         self.planning.clock.advance(60)
@@ -338,6 +346,92 @@ def test_the_same_log_goes_on_whatever_the_clock_shows(
             read[queue] += range(start, end)
 
     assert read == {queue: list(range(len(log))) for queue, log in whole.items()}
+
+
+@pytest.mark.parametrize("count", [0, 1, 2, 3, 4, 5, 6, 9])
+def test_a_batch_that_runs_again_reads_nothing_of_a_topic_made_again(count: int) -> None:
+    """F4: the next plan reads it, from its first message."""
+    stream = Stream({A0: [1, 2], A1: [1]}, failOnDataLoss="false")
+    stream.next()
+    stream.log.stored |= {A0: [1, 2, 3, 4, 5], A1: [1, 6]}
+    assert stream.next() == [(A0, 2, 5), (A1, 1, 2)]
+    stream.log.stored[A0] = [10 + at for at in range(count)]
+
+    assert stream.again() == [(A1, 1, 2)]
+    assert stream.next() == ([(A0, 0, count)] if count else None)
+
+
+def test_a_batch_that_runs_again_reads_what_is_left_of_its_log() -> None:
+    """F4: a slave that lacks its end has become master."""
+    stream = Stream({A0: [1, 2, 3, 4, 5]}, failOnDataLoss="false")
+    stream.next()
+    stream.log.stored[A0] = [1, 2, 3, 10, 11, 12]
+
+    assert stream.again() == [(A0, 0, 3)]
+    assert stream.next() == [(A0, 3, 6)]
+
+
+def test_the_position_in_a_topic_made_again_needs_no_plan_of_the_process_that_found_it() -> None:
+    """F4"""
+    stream = Stream({A0: [1, 2, 3]}, failOnDataLoss="false")
+    stream.next()
+    stream.log.stored[A0] = [10, 11, 12, 13]
+
+    assert stream.again() == []
+    stream.restart()
+    assert stream.next() == [(A0, 0, 4)]
+
+
+@pytest.mark.parametrize(
+    ("count", "error"), [(2, LogTailLost), (3, OffsetsBeganAgain), (9, OffsetsBeganAgain)]
+)
+def test_a_batch_does_not_run_again_on_another_log_if_the_query_is_to_fail(
+    count: int, error: type[DataLoss]
+) -> None:
+    """F4"""
+    stream = Stream({A0: [1, 2, 3]})
+    stream.next()
+    stream.log.stored[A0] = [10 + at for at in range(count)]
+
+    with pytest.raises(error, match="offset 2 was"):
+        stream.again()
+
+
+@pytest.mark.parametrize("fails", ["true", "false"])
+def test_a_batch_runs_again_as_it_was_after_the_clock_was_set_back(fails: str) -> None:
+    """F4"""
+    stream = Stream({A0: [7, 8, 9, 5, 6]}, failOnDataLoss=fails, maxOffsetsPerTrigger="3")
+    stream.next()
+    stream.log.stored[A0] += [20]
+
+    assert stream.again() == [(A0, 0, 3)]
+    assert stream.next() == [(A0, 3, 6)]
+
+
+def test_a_batch_waits_only_once_for_a_broker_that_stays_away() -> None:
+    """A8: its tasks would wait as long."""
+    stream = Stream({A0: [1, 2, 3]}, retryTimeoutMs="5000")
+    stream.next()
+    stream.restart()
+    stream.planning.view.not_in_route = {"broker-a"}
+    planner, before_s = stream.planning.planner, stream.planning.clock.now_s()
+
+    ranges = planner.runnable(stream.planning.offset)
+    assert not planner.snapshot_for(ranges, can_wait=True).addresses.keys() & {"broker-a"}
+    assert stream.planning.clock.now_s() - before_s == pytest.approx(5, abs=0.6)
+
+
+def test_a_batch_waits_for_the_broker_that_shows_whether_its_log_is_the_same() -> None:
+    """A8: up to ``retryTimeoutMs``, like its tasks."""
+    stream = Stream({A0: [1, 2, 3]}, failOnDataLoss="false")
+    stream.next()
+    stream.log.stored[A0] = [10, 11, 12, 13]
+    stream.log.failure = SystemBusy(2, "busy")
+    with pytest.raises(SystemBusy):
+        stream.again()
+    stream.planning.on_pause.append(lambda: setattr(stream.log, "failure", None))
+
+    assert stream.again() == []
 
 
 def _offsets(ranges: Ranges | None) -> list[int]:

@@ -113,6 +113,24 @@ def test_a_topic_that_was_left_out_and_made_again_is_read_from_its_start(topics:
     assert stream.next_offsets() == {MessageQueue(again, "broker-a", 0): [*range(8)]}
 
 
+@pytest.mark.parametrize("count", [6, 12])
+def test_a_batch_that_runs_again_leaves_a_topic_made_again_to_the_next(topics: Topics, count: int) -> None:
+    """F4: it read the new messages at the old offsets, and the next batch read them again."""
+    topic = topics.make(4)
+    stream = topics.stream(topic, routeRefreshMs="1", failOnDataLoss="false")
+    stream.next_offsets()
+    topics.put(topic, 0, 4)
+    assert stream.plan()
+    make_again(topics, topic, count)
+    stream.restart(failOnDataLoss="true")
+    with pytest.raises(DataLoss, match=r"(the|The) topic was"):
+        stream.run()
+
+    stream.restart(failOnDataLoss="false")
+    assert stream.run().num_rows == 0
+    assert stream.next_offsets() == {MessageQueue(topic, "broker-a", 0): [*range(count)]}
+
+
 def test_a_topic_deleted_while_it_is_read_ends_the_range_or_the_query(topics: Topics) -> None:
     """F4: as Spark's "delete a topic when a Spark job is running"."""
     topic = topics.make(3)

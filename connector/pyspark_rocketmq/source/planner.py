@@ -123,6 +123,8 @@ class MicroBatchPlanner:
         """Whether a plan has succeeded; then the brokers have answered every request that a plan needs."""
         self._seen: Snapshot | None = None
         """The newest snapshot; None before first contact."""
+        self._missing: Collection[str] = ()
+        """Brokers without an address for which :meth:`snapshot_for` has waited in vain."""
         self._logged: Collection[QueueRange] = ()
         """The plan in Spark's checkpoint with which this run began, if Spark has passed it on."""
         self._known: tuple[Offset, tuple[int, tuple[QueueRange, ...]]] = ({}, (0, ()))
@@ -231,10 +233,36 @@ class MicroBatchPlanner:
                 "the last plan of the previous run is not run again: in real time each run makes new plans"
             )
             planned = ()
-        if self._progress.begins_in_checkpoint:
-            planned = self._without_unread(planned)
-        ranges = self._progress.runnable(planned)
-        return [planned for planned in ranges if planned.count > 0]
+        read = self._without_unread(planned) if self._progress.begins_in_checkpoint else planned
+        ranges = [planned for planned in self._progress.runnable(read) if planned.count > 0]
+        if not ranges or self._generations is None or offset == self._known[0]:
+            return ranges
+        return self._of_same_logs(ranges, stored_then_of(offset, planned), self._generations)
+
+    def _of_same_logs(
+        self, ranges: Sequence[QueueRange], then: StoredThen, generations: CheckpointGenerations
+    ) -> Sequence[QueueRange]:
+        """Return what can be read again of a plain stream's ranges, which an earlier process planned.
+
+        Messages of another log are left out: the next plan has them. Brokers that do not show whether the
+        log is another one are waited for, up to ``retryTimeoutMs``.
+
+        Raises:
+            DataLoss: If messages of a range are gone, and ``failOnDataLoss`` is true.
+            RocketMQError: If such a broker stays away, or refuses for good.
+        """
+        patience = self._patience()
+        snapshot = self.snapshot_for(ranges, can_wait=True)
+        while True:
+            same, waiting = generations.of_same_logs(ranges, snapshot, then)
+            if not waiting:
+                return [each for each in same if each.count > 0]
+            trouble = next(iter(waiting.values()))
+            if patience.has_passed:
+                raise trouble
+            logger.warning("the last plan of the previous run cannot be run again yet, waiting: %s", trouble)
+            self._pause(_PAUSE_S)
+            snapshot = self._retried(patience, self._look)
 
     def _without_unread(self, planned: Sequence[QueueRange]) -> tuple[QueueRange, ...]:
         """Return the ranges whose topics the query still reads; note and log the others."""
@@ -280,8 +308,8 @@ class MicroBatchPlanner:
         Args:
             planned: The ranges to run. After a restart they may be old: a broker may be down now, and its
                 slave may lack messages.
-            can_wait: Whether to wait up to ``retryTimeoutMs`` for such a broker. If it stays away, the
-                snapshot has no address for it.
+            can_wait: Whether to wait up to ``retryTimeoutMs`` for such a broker, unless the last call did so
+                in vain. If it stays away, the snapshot has no address for it.
 
         Raises:
             RocketMQError: If the cluster cannot be reached at first contact, or while this waits.
@@ -293,7 +321,8 @@ class MicroBatchPlanner:
         while True:
             snapshot = _with_slaves_that_have(planned, snapshot)
             missing = names - snapshot.addresses.keys() - snapshot.slaves.keys()
-            if not missing or not can_wait or patience.has_passed:
+            if not can_wait or missing.issubset(self._missing) or patience.has_passed:
+                self._missing = missing
                 return snapshot
             logger.warning("waiting for the addresses of brokers=%s", peer_text(",".join(sorted(missing))))
             self._pause(_PAUSE_S)

@@ -215,7 +215,7 @@ class CheckpointProgress:
         return tuple((idle | {new.queue: new for new in plan.ranges}).values())
 
     def runnable(self, planned: Sequence[QueueRange]) -> Sequence[QueueRange]:
-        """Return all: the checkpoint is the truth."""
+        """Return all: the checkpoint is the truth; the planner checks whether queues have the same logs."""
         return planned
 
     def witnesses(self, planned: QueueRange, first: int) -> Witnesses:  # noqa: ARG002

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Final, TypeVar
 
 from pyspark_rocketmq.consume.generations import (
@@ -402,8 +403,8 @@ class CheckpointGenerations:
     """Detects that a plain stream's queue has another log than before, whose offsets began again.
 
     Queues are checked if they were out of sight (all are at the start), or if they now end before their
-    position. In addition, one queue of each topic and broker is checked at each plan if it has new messages:
-    a topic's queues are deleted together.
+    position; so are the ranges that a new process reads again. In addition, one queue of each topic and
+    broker is checked at each plan if it has new messages: a topic's queues are deleted together.
 
     A checkpoint contains no messages. It contains, for each broker, the latest store time of a message there
     when the plan was made. If the message before a queue's position was stored later than this, or the log
@@ -469,6 +470,43 @@ class CheckpointGenerations:
             else was
             for was in previous
         ]
+
+    def of_same_logs(
+        self, planned: Sequence[QueueRange], snapshot: Snapshot, then: StoredThen
+    ) -> tuple[list[QueueRange], dict[MessageQueue, RocketMQError]]:
+        """Return the ranges of a logged plan, each up to where its log now is another one.
+
+        A range with no message of the log that it was planned from is empty. The next :meth:`follow` returns
+        the position in the other log. The second value has the queues for which this cannot be seen now, and
+        why. Ranges whose masters are away are not checked.
+
+        Args:
+            planned: The ranges, not empty, which an earlier process planned.
+            snapshot: The newest snapshot.
+            then: The brokers' logs when the ranges were planned.
+
+        Raises:
+            OffsetsBeganAgain, LogTailLost: If a log is another one or lacks messages of its range, and
+                ``failOnDataLoss`` is true.
+            RocketMQError: If a broker refuses for good.
+        """
+        self.times_of_waiting = times_of_waiting(then.times)
+        shorter = {
+            was.queue: was
+            for was in planned
+            if (bounds := snapshot.bounds.get(was.queue)) is not None and was.end > bounds.max_offset
+        }
+        waiting = self._lookup.at_slaves(shorter, snapshot.addresses) if shorter else {}
+        lost = sorted(shorter.keys() - waiting.keys())
+        if lost and self._fails:
+            queue = lost[0]
+            first, end, _ = snapshot.bounds[queue]
+            raise LogTailLost(str(queue), max(shorter[queue].start, end), f"offsets {first} to {end}")
+        waiting |= self._look([was for was in planned if was.queue not in waiting], snapshot, then)
+        return [
+            replace(was, end=min(was.end, max(was.start, self._begun.get(was.queue, was.end))))
+            for was in planned
+        ], waiting
 
     def _stored_by(self, queue: MessageQueue, then: StoredThen) -> int:
         return self.times_of_waiting.get(queue, latest_at(then.times, queue.broker_name))
