@@ -7,14 +7,17 @@ from pathlib import Path
 
 import pytest
 
-from pyspark_rocketmq.errors import OptionError
+from pyspark_rocketmq.errors import OffsetsBeganAgain, OptionError
 from pyspark_rocketmq.format import DefaultSource
-from pyspark_rocketmq.model import MessageQueue
+from pyspark_rocketmq.model import MessageQueue, QueueState
 from pyspark_rocketmq.offsets.delta import DeltaOffsetStore
+from pyspark_rocketmq.offsets.store import QueueCommit
 from pyspark_rocketmq.options.read import ReadOptions
+from pyspark_rocketmq.stored_values import LastMessage, RememberedMessages
 from tests.object_stores.server import Bucket
 from tests.real_broker import plain_remoting
 from tests.source.conftest import Topics
+from tests.source.test_vanished import make_again
 
 REQUIRED = {"nameServers": "n:1", "topic": "orders"}
 UPDATE_CONSUMER_OFFSET = 15
@@ -211,6 +214,31 @@ def test_a_read_begins_where_an_offset_table_says(topics: Topics, tmp_path: Path
     assert topics.offsets(topic, **options) == {0: [4], 1: [0, 1]}
     ends = {"endingOffsets": "group", "endingGroup": "reader", "offsetStore": options["offsetStore"]}
     assert topics.offsets(topic, **ends) == {0: [0, 1, 2, 3]}
+
+
+def test_a_topic_made_again_has_nothing_that_a_group_has_consumed(topics: Topics, tmp_path: Path) -> None:
+    """startingGroup, endingGroup, F4: the table remembers the message that it consumed last."""
+    topic = topics.make(5)
+    queue = MessageQueue(topic, "broker-a", 0)
+    store = DeltaOffsetStore(str(tmp_path / "offsets"))
+    epoch = store.claim("reader", "client", {queue: 0})[queue].epoch
+    row = topics.read(topic).select(["commitLogOffset", "storeTimestamp"]).to_pylist()[3]
+    last = LastMessage(3, round(row["storeTimestamp"].timestamp() * 1000), row["commitLogOffset"])
+    state = QueueState(4, epoch, last_message=RememberedMessages.of(last))
+    store.commit("reader", [QueueCommit(queue=queue, state=state)], query_id="q", batch_id=1)
+    table = {"offsetStore": str(tmp_path / "offsets")}
+    starts = {"startingOffsets": "group", "startingGroup": "reader", **table}
+    ends = {"endingOffsets": "group", "endingGroup": "reader", **table}
+    assert topics.offsets(topic, **starts) == {0: [4]}
+    assert topics.offsets(topic, **ends) == {0: [0, 1, 2, 3]}
+
+    make_again(topics, topic, 9)
+
+    for options in (starts, ends):
+        with pytest.raises(OffsetsBeganAgain, match="offset 3 was consumed"):
+            topics.planned(topic, **options)
+    assert topics.offsets(topic, failOnDataLoss="false", **starts) == {0: [*range(9)]}
+    assert topics.offsets(topic, failOnDataLoss="false", **ends) == {}
 
 
 def test_one_queue_is_read_by_many_tasks(topics: Topics) -> None:

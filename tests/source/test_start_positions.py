@@ -3,21 +3,32 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import cast
 
 import pytest
 
 from pyspark_rocketmq.client.broker import BrokerClient
-from pyspark_rocketmq.errors import ConnectFailed, OptionError, TransportError
-from pyspark_rocketmq.model import BrokerAddress, MessageQueue, QueueBounds
+from pyspark_rocketmq.errors import (
+    ConnectFailed,
+    LogTailLost,
+    OffsetsBeganAgain,
+    OptionError,
+    TransportError,
+)
+from pyspark_rocketmq.model import BrokerAddress, MessageQueue, QueueBounds, QueueState
+from pyspark_rocketmq.offsets.open import MemoryOffsetStore
+from pyspark_rocketmq.offsets.store import QueueCommit
 from pyspark_rocketmq.options.connection import PLAIN_SOURCE_GROUP
 from pyspark_rocketmq.options.positions import EARLIEST, LATEST, QueuePositions
 from pyspark_rocketmq.options.read import ReadOptions
+from pyspark_rocketmq.source import start_positions
 from pyspark_rocketmq.source.cluster_view import Snapshot
 from pyspark_rocketmq.source.start_positions import OptionPositions
+from pyspark_rocketmq.stored_values import LastMessage, RememberedMessages
 from pyspark_rocketmq.wire.messages import StoredMessage, body_crc
 from pyspark_rocketmq.wire.requests.pull import PullRequest, PullResult, PullStatus
+from tests.helpers.fake_clock import FakeClock
 from tests.helpers.stored_messages import encode_stored_message
 
 Q0, Q1 = (MessageQueue("orders", "a", at) for at in (0, 1))
@@ -45,6 +56,9 @@ class Brokers:
         if queue not in self.stored_ms:
             return PullResult(PullStatus.NO_MATCHED_MSG, offset + 1, low, high)
         stored_ms = self.stored_ms[queue][offset - low]
+        if stored_ms < 0:
+            # It is in the queue, but a filter or a damaged file hides it.
+            return PullResult(PullStatus.NO_MATCHED_MSG, offset + 1, low, high)
         return PullResult(PullStatus.FOUND, offset + 1, low, high, body=_stored(queue, offset, stored_ms))
 
 
@@ -143,6 +157,83 @@ def test_an_answer_that_is_only_near_a_time_moves_no_start_and_no_end(time_ms: i
 def test_a_batch_ends_at_the_last_message_or_where_the_option_says() -> None:
     assert positions().ends(seen()) == {Q0: 9, Q1: 5}
     assert positions(endingOffsets=for_queues(q0=4, q1=5)).ends(seen()) == {Q0: 4, Q1: 5}
+
+
+@pytest.fixture
+def committed(monkeypatch: pytest.MonkeyPatch) -> Callable[..., MemoryOffsetStore]:
+    """Makes the options' offset table: group ``g`` stands in Q1, and remembers the message before."""
+
+    def make(next_offset: int, stored_ms: int) -> MemoryOffsetStore:
+        store = MemoryOffsetStore("test", clock=FakeClock())
+        monkeypatch.setattr(start_positions, "open_offset_store", lambda *_, **__: store)
+        epoch = store.claim("g", "me", {Q1: 0})[Q1].epoch
+        last = LastMessage(next_offset - 1, stored_ms, (next_offset - 1) * 100)
+        state = QueueState(next_offset, epoch, last_message=RememberedMessages.of(last))
+        assert store.commit("g", [QueueCommit(queue=Q1, state=state)], query_id="q", batch_id=1).accepted
+        return store
+
+    return make
+
+
+def of_group(stored_ms: Sequence[int], **options: str) -> OptionPositions:
+    brokers = Brokers()
+    brokers.stored_ms = {Q1: stored_ms}
+    starts = {"startingOffsets": "group", "startingGroup": "g"}
+    ends = {"endingOffsets": "group", "endingGroup": "g"}
+    return positions(brokers=brokers, offsetStore="/s", **starts | ends | options)
+
+
+@pytest.mark.parametrize("fails", ["true", "false"])
+def test_a_group_stands_where_its_offset_table_says_while_the_log_is_the_same(
+    committed: Callable[..., MemoryOffsetStore], fails: str
+) -> None:
+    """F4: or while it cannot be seen whether it is."""
+    committed(3, 30)
+    for stored_ms in ([10, 20, 30, 40, 50], [10, 20, -1, 40, 50]):
+        found = of_group(stored_ms, failOnDataLoss=fails)
+        assert found.starts(seen(), [Q1]) == {Q1: 3}
+        assert found.ends(seen()) == {Q0: 2, Q1: 3}
+
+
+@pytest.mark.parametrize(
+    ("next_offset", "stored_ms", "start"),
+    [(3, [60, 70, 80, 90, 99], 0), (8, [60, 70, 80, 90, 99], 0), (4, [10, 20, 31, 32, 33], 2)],
+    ids=["longer", "shorter", "promoted slave"],
+)
+def test_what_a_group_consumed_of_another_log_does_not_count(
+    committed: Callable[..., MemoryOffsetStore], next_offset: int, stored_ms: list[int], start: int
+) -> None:
+    """F4: the topic was made again, or a slave without the log's end became master."""
+    committed(next_offset, 30)
+
+    found = of_group(stored_ms, failOnDataLoss="false")
+    assert found.starts(seen(), [Q1]) == {Q1: start}
+    assert found.ends(seen()) == {Q0: 2, Q1: start}
+    found = of_group(stored_ms)
+    for ask in (lambda: found.starts(seen(), [Q1]), lambda: found.ends(seen())):
+        with pytest.raises(
+            LogTailLost if next_offset > 5 else OffsetsBeganAgain, match="orders broker=a queue=1"
+        ):
+            ask()
+
+
+def test_a_group_that_was_reset_in_a_topic_made_again_stands_there(
+    committed: Callable[..., MemoryOffsetStore],
+) -> None:
+    """F4: an operator knows of the loss."""
+    committed(5, 30).reset("g", {Q1: 2})
+
+    assert of_group([60, 70, 80, 90, 99]).starts(seen(), [Q1]) == {Q1: 2}
+
+
+def test_a_slave_that_lacks_what_a_group_consumed_proves_nothing(
+    committed: Callable[..., MemoryOffsetStore],
+) -> None:
+    """F4, A8"""
+    committed(8, 30)
+
+    with pytest.raises(TransportError, match="the master is down"):
+        of_group([10, 20, 30, 40, 50], failOnDataLoss="false").starts(of_slave(), [Q1])
 
 
 def test_an_offset_that_the_slave_lacks_waits_for_its_master() -> None:

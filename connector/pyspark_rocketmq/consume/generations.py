@@ -31,7 +31,7 @@ again, together with the range after it, and compares (:func:`witnesses`).
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from typing import Any, Final, NamedTuple
 
 from pyspark_rocketmq.model import QueueBounds
@@ -241,6 +241,23 @@ def find_change(messages: Sequence[LastMessage], bounds: QueueBounds) -> Search:
     if not lost.is_known:
         return LogChange(low, is_certain=False)
     return LogChange((yield from _first_new(lost, there, low, bounds)))
+
+
+def change_found(
+    messages: Sequence[LastMessage], bounds: QueueBounds, message_at: Callable[[int], LastMessage | None]
+) -> LogChange | None:
+    """Return the result of :func:`find_change`; ``message_at`` returns the message that is now at an offset.
+
+    Any error of ``message_at`` is raised.
+    """
+    search = find_change(messages, bounds)
+    try:
+        place = next(search)
+        while True:
+            place = search.send(message_at(place))
+    except StopIteration as end:
+        change: LogChange | None = end.value
+        return change
 
 
 def _first_new(

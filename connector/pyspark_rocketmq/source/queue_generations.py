@@ -18,7 +18,7 @@ from pyspark_rocketmq.consume.generations import (
     LogChange,
     NextGeneration,
     Standing,
-    find_change,
+    change_found,
     next_generation,
 )
 from pyspark_rocketmq.consume.not_now import sorted_out
@@ -276,17 +276,8 @@ class QueueGenerations:
         return self._ends.get(queue)
 
     def _standing(self, row: OffsetRow) -> Standing:
-        standing = Standing(row.next_offset, row.state.last_message.messages)
-        # A position that was checked before belongs to the earlier log.
-        is_known = standing.is_in_place or self._checked.get(row.queue) == row.epoch
-        last = standing.last
-        is_newest = last is not None and last.queue_offset + 1 == row.next_offset
-        # With failOnDataLoss, a reset to the group's own position means that the operator knows of the loss.
-        is_answer = self._fails and is_newest and self._checked.get(row.queue) != row.epoch
-        return standing._replace(
-            was_reset=row.was_reset_by_operator and (is_answer or not is_known),
-            was_followed=row.may_be_followed and not is_known,
-        )
+        was_checked = self._checked.get(row.queue) == row.epoch
+        return standing_of(row, was_checked=was_checked, fails=self._fails)
 
     def _is_suspect(self, row: OffsetRow, bounds: QueueBounds) -> bool:
         seen = self._seen.get(row.queue)
@@ -342,17 +333,14 @@ class QueueGenerations:
         self, queue: MessageQueue, standing: Standing, found: Found, snapshot: Snapshot
     ) -> LogChange | None:
         """Return where the queue's log differs from the log that was consumed; None if it is the same."""
-        search = find_change(standing.messages, found.bounds)
         known = {standing.place_to_look_at(): found.message}
-        try:
-            place = next(search)
-            while True:
-                if place not in known:
-                    known[place] = self._lookup.message_at(queue, place, snapshot, found.bounds)
-                place = search.send(known[place])
-        except StopIteration as end:
-            change: LogChange | None = end.value
-            return change
+
+        def message_at(place: int) -> LastMessage | None:
+            if place not in known:
+                known[place] = self._lookup.message_at(queue, place, snapshot, found.bounds)
+            return known[place]
+
+        return change_found(standing.messages, found.bounds, message_at)
 
     def _outgrown(
         self, rows: Rows, found: Mapping[MessageQueue, Found], snapshot: Snapshot
@@ -370,6 +358,27 @@ class QueueGenerations:
             if (now := found[queue].bounds).allow(row.next_offset)
             and not snapshot.bounds[queue].allow(row.next_offset)
         }
+
+
+def standing_of(row: OffsetRow, *, was_checked: bool, fails: bool) -> Standing:
+    """Return the position of a group in a queue.
+
+    Args:
+        row: The queue's row in the offset store.
+        was_checked: Whether the queue was checked since the row was claimed or reset.
+        fails: Whether lost messages end the query (``failOnDataLoss``).
+    """
+    standing = Standing(row.next_offset, row.state.last_message.messages)
+    # A position that was checked before belongs to the earlier log.
+    is_known = standing.is_in_place or was_checked
+    last = standing.last
+    is_newest = last is not None and last.queue_offset + 1 == row.next_offset
+    # With failOnDataLoss, a reset to the group's own position means that the operator knows of the loss.
+    is_answer = fails and is_newest and not was_checked
+    return standing._replace(
+        was_reset=row.was_reset_by_operator and (is_answer or not is_known),
+        was_followed=row.may_be_followed and not is_known,
+    )
 
 
 def _last_times_differ(bounds: QueueBounds, seen: QueueBounds) -> bool:

@@ -13,6 +13,7 @@ from pyspark_rocketmq.client.broker import BrokerClient
 from pyspark_rocketmq.client.cluster import Cluster, at_queues
 from pyspark_rocketmq.client.pool import ChannelPool
 from pyspark_rocketmq.clock import Clock
+from pyspark_rocketmq.consume.generations import change_found, next_generation
 from pyspark_rocketmq.consume.positions import (
     ending_positions,
     first_stored_at,
@@ -23,11 +24,11 @@ from pyspark_rocketmq.consume.positions import (
 from pyspark_rocketmq.consume.slave_reads import ends_in_doubt, offsets_in_doubt, starts_in_doubt
 from pyspark_rocketmq.delta.storage_options import StorageOptions
 from pyspark_rocketmq.display import masked
-from pyspark_rocketmq.errors import OptionError, TransportError
+from pyspark_rocketmq.errors import LogTailLost, OffsetsBeganAgain, OptionError, TransportError
 from pyspark_rocketmq.group.broker_offsets import RemoteBrokerOffsets
 from pyspark_rocketmq.model import MessageQueue, QueueBounds
 from pyspark_rocketmq.offsets.open import open_offset_store
-from pyspark_rocketmq.offsets.store import OffsetKey
+from pyspark_rocketmq.offsets.store import OffsetKey, OffsetRow
 from pyspark_rocketmq.options.connection import PLAIN_SOURCE_GROUP
 from pyspark_rocketmq.options.positions import (
     COMMITTED,
@@ -39,7 +40,9 @@ from pyspark_rocketmq.options.positions import (
 from pyspark_rocketmq.options.read import ReadOptions
 from pyspark_rocketmq.options.store_spec import StoreKind, StoreSpec
 from pyspark_rocketmq.source.cluster_view import Snapshot
-from pyspark_rocketmq.source.message_lookup import stored_ms_at
+from pyspark_rocketmq.source.message_lookup import found_at, stored_ms_at
+from pyspark_rocketmq.source.queue_generations import standing_of
+from pyspark_rocketmq.stored_values import LastMessage
 
 logger = logging.getLogger(__name__)
 
@@ -67,6 +70,7 @@ class OptionPositions:
             OptionError: If ``failOnDataLoss`` is true and an option names offsets or queues that do not
                 exist, or if a queue has no message at or after its time and
                 ``startingOffsetsByTimestampStrategy`` is ``error``.
+            DataLoss: If ``failOnDataLoss`` is true and an option names a group whose messages are gone.
             TransportError: If only a master that is down can answer.
             RocketMQError: If a broker or the offset store that must be asked does not answer or refuses.
         """
@@ -89,6 +93,7 @@ class OptionPositions:
         Raises:
             OptionError: If ``failOnDataLoss`` is true and an option names offsets or queues that do not
                 exist.
+            DataLoss: If ``failOnDataLoss`` is true and an option names a group whose messages are gone.
             TransportError: If only a master that is down can answer.
             RocketMQError: If a broker or the offset store that must be asked does not answer or refuses.
         """
@@ -164,7 +169,10 @@ class OptionPositions:
             name = str(OffsetKey(self._options.namespace or "", group, None))
             storage = StorageOptions.parse(self._options.storage_secrets)
             rows = open_offset_store(store, storage=storage).read(name)
-            found = {queue: rows[queue].next_offset for queue in queues if queue in rows}
+            found = at_queues(
+                [queue for queue in queues if queue in rows],
+                lambda queue: self._in_this_log(rows[queue], snapshot),
+            )
         else:
             # A slave's copy of the group's offsets may be some seconds old.
             _await_masters(sorted(_restrict(snapshot.slave_bounds, queues)), f"the offset of group {group}")
@@ -179,6 +187,49 @@ class OptionPositions:
                 "at the brokers" if store is None else f"in offsetStore={masked(store)}",
             )
         return found
+
+    def _in_this_log(self, row: OffsetRow, snapshot: Snapshot) -> int:
+        """Return a group's offset; or the first one that it has not consumed, if the log is another one.
+
+        Raises:
+            OffsetsBeganAgain, LogTailLost: If the log is another one, and ``failOnDataLoss`` is true.
+            TransportError: If the master, which is down, may have the messages that a slave lacks.
+            RocketMQError: If the broker does not answer or refuses.
+        """
+        queue, bounds = row.queue, snapshot.bounds[row.queue]
+        standing = standing_of(row, was_checked=False, fails=self._options.fail_on_data_loss)
+        change = change_found(
+            standing.messages, bounds, lambda offset: self._message_at(queue, offset, snapshot)
+        )
+        following = None if change is None else next_generation(standing, bounds, change)
+        if following is None or following.is_later or following.next_offset == row.next_offset:
+            return row.next_offset
+        _await_masters([*_restrict(snapshot.slave_bounds, [queue])], "the offset of a group")
+        if following.is_wanted:
+            return following.next_offset
+        available = f"offsets {bounds.min_offset} to {bounds.max_offset}"
+        if self._options.fail_on_data_loss and row.next_offset > bounds.max_offset:
+            raise LogTailLost(str(queue), row.next_offset, available)
+        if self._options.fail_on_data_loss:
+            raise OffsetsBeganAgain(str(queue), standing.place_to_look_at(), available)
+        logger.warning(
+            "offsets begin again with other messages since a group consumed them %s next_offset=%d was=%d, "
+            "the broker has %s",
+            queue,
+            following.next_offset,
+            row.next_offset,
+            available,
+        )
+        return following.next_offset
+
+    def _message_at(self, queue: MessageQueue, offset: int, snapshot: Snapshot) -> LastMessage | None:
+        group = self._options.consumer_group or PLAIN_SOURCE_GROUP
+        address = snapshot.addresses[queue.broker_name]
+        found = found_at(self._brokers, group, queue, offset, address)
+        if found.is_reset:
+            # A reset is reported only once: the next answer is the message.
+            found = found_at(self._brokers, group, queue, offset, address)
+        return found.message
 
     def _refuse(
         self, option: str, positions: QueuePositions, problems: Sequence[str], snapshot: Snapshot
