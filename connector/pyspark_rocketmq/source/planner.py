@@ -351,6 +351,10 @@ class MicroBatchPlanner:
     def _latest_closed(self, start: Offset) -> Offset:
         seq, previous = self.plan_of(start)
         then = stored_then_of(start, previous)
+        if self._unread:
+            previous = [replace(was, end=was.start) if was in self._unread else was for was in previous]
+            left = {was.queue: then.unread.get(was.queue, 0) + was.count for was in self._unread}
+            then = then._replace(unread={**then.unread, **left})
         patience: Deadline | None = None
         while True:
             attempt = self._attempt(previous, then)
@@ -412,8 +416,6 @@ class MicroBatchPlanner:
 
     def _attempt(self, previous: Sequence[QueueRange], then: StoredThen) -> _Attempt | RocketMQError:
         """Return a plan from a new snapshot, or an error that may pass."""
-        if self._unread:
-            previous = [replace(was, end=was.start) if was in self._unread else was for was in previous]
         if self._seen is None:
             self._logged = previous
             self._at_first_contact(self._look)
