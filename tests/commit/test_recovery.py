@@ -15,6 +15,7 @@ from pyspark_rocketmq.offsets.open import MemoryOffsetStore
 from pyspark_rocketmq.offsets.store import QueueCommit
 from pyspark_rocketmq.sinks.against_offsets import recorded_sinks
 from pyspark_rocketmq.sinks.delta.sink import DeltaSink
+from pyspark_rocketmq.sinks.multi import MultiSink
 from pyspark_rocketmq.stored_values import RememberedMessages
 from tests.helpers.fake_clock import FakeClock
 from tests.helpers.sink_rows import GROUP, Q0, Q1, files_of
@@ -171,6 +172,34 @@ def test_a_store_restored_while_no_member_was_running_is_reported(
         check_sink(store, sink, GROUP)
 
     assert "behind its sink in 1 queues: 3 messages are consumed again" in caplog.text
+
+
+def test_a_sink_that_was_left_out_of_the_query_and_put_back_is_reported(
+    sink: DeltaSink, store: DeltaOffsetStore, caplog: pytest.LogCaptureFixture, tmp_path: Path
+) -> None:
+    """H7: its next commit moves its watermark past the missing rows, and nobody would notice them."""
+    other = DeltaSink(tmp_path / "other")
+    other.prepare(SCHEMA)
+    run(other, {Q0: 3, Q1: 2}, rows(Q0, 0, 3), rows(Q1, 0, 2))
+    claimed = store.claim(GROUP, "one", {Q0: 0, Q1: 0})
+    of_one, of_both = (
+        recorded_sinks(standing for each in sinks for standing in each.standings(GROUP, {Q0: 0}))
+        for sinks in ([sink], [sink, other])
+    )
+    commits = [
+        QueueCommit(queue=Q0, state=QueueState(5, claimed[Q0].epoch), sinks=of_one),
+        QueueCommit(queue=Q1, state=QueueState(2, claimed[Q1].epoch), sinks=of_both),
+    ]
+    store.commit(GROUP, commits, query_id="q", batch_id=1)
+
+    with caplog.at_level(logging.WARNING):
+        check_sink(store, MultiSink([sink, other]), GROUP)
+
+    [warning] = caplog.messages
+    assert warning.startswith(
+        f"the sink {other.standings(GROUP, {})[0].name} lacks rows of group {GROUP} in 1 queues"
+    )
+    assert warning.endswith(f" {Q0}=3<5")
 
 
 def test_a_group_whose_offsets_were_lost_remembers_the_newest_messages_of_its_sink(

@@ -13,9 +13,9 @@ from pyspark_rocketmq.sinks.against_offsets import (
     check_has_all,
     find_gaps,
     is_behind_since_a_kill,
+    left_out_sinks,
     recorded_sinks,
     replayed_messages,
-    unknown_sinks,
 )
 from tests.helpers import stored_texts
 from tests.helpers.sink_rows import GROUP, Q0, Q1
@@ -235,12 +235,40 @@ def test_many_queues_are_counted() -> None:
     assert "and 3 more queues" in text
 
 
-def test_a_sink_that_no_row_knows_is_a_stranger_where_others_are_known() -> None:
-    """H7: it begins in the middle, which is said."""
-    new = LAKE._replace(name="/lake/new", identity="table-9")
+def test_a_sink_that_no_row_names_is_new_where_others_are_named() -> None:
+    """H7: it begins in the middle, which is logged."""
+    new = LAKE._replace(name="/lake/new", identity="table-9", watermarks={})
 
-    assert unknown_sinks(rows(row(Q0, 9, LAKE), row(Q1, 4)), [new, LAKE]) == ["/lake/new"]
-    assert unknown_sinks(rows(row(Q0, 9)), [new]) == []
+    [found] = left_out_sinks(rows(row(Q0, 9, LAKE), row(Q1, 4)), [new, LAKE])
+
+    assert (found.standing, found.behind.keys()) == (new, {Q0})
+    assert left_out_sinks(rows(row(Q0, 9)), [new]) == []
+
+
+def test_a_sink_that_was_not_in_the_query_for_a_while_lacks_rows_where_queues_moved_meanwhile() -> None:
+    """H7: a queue that was idle meanwhile still names it."""
+    back = DATABASE._replace(watermarks={Q0: 3, Q1: 4})
+    found = rows(row(Q0, 6, LAKE), row(Q1, 4, LAKE, DATABASE))
+
+    [lacking] = left_out_sinks(found, [LAKE, back])
+
+    assert lacking.standing is back
+    assert str(lacking) == f"{Q0}=3<6"
+    assert not find_gaps(found, [LAKE, back])
+
+
+@pytest.mark.parametrize(
+    "standing",
+    [
+        DATABASE._replace(watermarks={Q0: 6}),
+        DATABASE._replace(watermarks={Q0: 2}, later=frozenset({Q0})),
+        LAKE._replace(watermarks={Q0: 2}),
+    ],
+    ids=["at the offset", "in a later generation", "named"],
+)
+def test_a_sink_that_was_not_left_out_is_not_reported(standing: SinkStanding) -> None:
+    """H7: a sink that a row names and that is behind was set back, which is an error."""
+    assert not left_out_sinks(rows(row(Q0, 6, LAKE)), [standing])
 
 
 def test_offsets_that_are_behind_a_sink_are_reported_unless_an_operator_has_moved_them() -> None:

@@ -18,10 +18,10 @@ from pyspark_rocketmq.sinks.against_offsets import (
     check_has_all,
     find_gaps,
     is_behind_since_a_kill,
+    left_out_sinks,
     records_of,
     replayed_messages,
     rows_there_text,
-    unknown_sinks,
 )
 from pyspark_rocketmq.sinks.base import CountsRows, Sink
 from pyspark_rocketmq.sinks.multi import Route, as_single_sink, single_sinks
@@ -72,7 +72,8 @@ def seed_offsets_from_sink(store: OffsetStore, sink: Sink, consumer_group: str) 
 def check_sink(store: OffsetStore, sink: Sink, consumer_group: str) -> None:
     """Check, before a sink is prepared, that it lacks no rows that the group's offsets count as written.
 
-    Log it if the sink is ahead of the offsets, so that messages are consumed again, or is new to the group.
+    Log it if the sink is ahead of the offsets, so that messages are consumed again, or lacks rows of messages
+    that were consumed while it was not in the query.
 
     Raises:
         SinkSetBack: If it lacks some: it was deleted, replaced, restored to an earlier state, or failed over.
@@ -97,13 +98,16 @@ def check_sink(store: OffsetStore, sink: Sink, consumer_group: str) -> None:
             sum(forgotten.values()),
             store,
         )
-    for name in unknown_sinks(rows, standings):
+    for left_out in left_out_sinks(rows, standings):
         logger.warning(
-            "the sink %s is new to group %s, which wrote into other sinks before: it gets only messages that "
-            "are consumed from now on. To give it earlier ones too, stop the query and reset the group's "
-            "offsets (`pyspark-rocketmq offsets reset`)",
-            name,
+            "the sink %s lacks rows of group %s in %d queues, because it was not a sink of the query when "
+            "their messages were consumed: it gets only messages that are consumed from now on. To give it "
+            "earlier ones too, stop the query now and reset the group's offsets there "
+            "(`pyspark-rocketmq offsets reset`); once a queue has moved, this is not reported again %s",
+            left_out.standing.name,
             consumer_group,
+            len(left_out.behind),
+            left_out,
         )
 
 

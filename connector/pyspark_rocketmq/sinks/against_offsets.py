@@ -112,6 +112,20 @@ class SinkGap(NamedTuple):
         return {queue: self.standing.watermarks.get(queue, 0) for queue in self.behind}
 
 
+class LeftOutSink(NamedTuple):
+    """A sink that was not in the query when the group consumed messages, and so lacks their rows."""
+
+    standing: SinkStanding
+    behind: Mapping[MessageQueue, OffsetRow]
+    """Offset rows that name other sinks, and are ahead of this one."""
+
+    def __str__(self) -> str:
+        at = self.standing.watermarks
+        return " ".join(
+            f"{queue}={at.get(queue, 0)}<{row.next_offset}" for queue, row in sorted(self.behind.items())
+        )
+
+
 def recorded_sinks(standings: Iterable[SinkStanding]) -> RecordedSinks:
     """Return names and ids of a batch's sinks in the form that offset rows store."""
     known: dict[str, str] = {}
@@ -250,17 +264,27 @@ def _farthest(queue: MessageQueue, generation: int, standings: Sequence[SinkStan
     return max(found, key=lambda record: (record.next_offset, bool(record.last_message)), default=None)
 
 
-def unknown_sinks(rows: Mapping[MessageQueue, OffsetRow], standings: Sequence[SinkStanding]) -> list[str]:
-    """Return the names of sinks that no offset row names although some rows name other sinks.
+def left_out_sinks(
+    rows: Mapping[MessageQueue, OffsetRow], standings: Sequence[SinkStanding]
+) -> list[LeftOutSink]:
+    """Find the sinks that lack rows because the group consumed messages while the query had only other sinks.
 
-    The tables of these sinks lack the rows of earlier batches.
+    Such a sink is new to the group, or was not in the query for a while. That is known of a queue until it
+    moves with the sink: until then, the queue's row names the other sinks and not this one.
     """
-    known = [row.sinks for row in rows.values() if row.sinks]
-    return [
-        standing.name
-        for standing in standings
-        if known and all(sinks.identity_of(standing.name, standing.identity) is None for sinks in known)
-    ]
+    found = []
+    for standing in standings:
+        behind = {
+            queue: row
+            for queue, row in rows.items()
+            if row.sinks
+            and row.sinks.identity_of(standing.name, standing.identity) is None
+            and standing.watermarks.get(queue, 0) < row.next_offset
+            and queue not in standing.later
+        }
+        if behind:
+            found.append(LeftOutSink(standing, behind))
+    return found
 
 
 def gap_message(consumer_group: str, gaps: Sequence[SinkGap], *, store: str) -> str:
