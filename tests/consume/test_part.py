@@ -3,11 +3,20 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 
 from pyspark_rocketmq.consume.metrics import ConsumeMetrics
-from pyspark_rocketmq.consume.part import Group, Part, QueueAck, check_chains, joined, parts_without
+from pyspark_rocketmq.consume.part import (
+    Group,
+    Part,
+    QueueAck,
+    check_chains,
+    joined,
+    parts_without,
+    reset_after,
+)
 from pyspark_rocketmq.errors import RocketMQError
 from pyspark_rocketmq.model import MessageQueue, QueueState
 from pyspark_rocketmq.stored_values import NO_MESSAGES, NO_RETRIES, RememberedMessages, RetryCounts
@@ -110,6 +119,15 @@ def test_a_group_has_one_ack_for_each_queue_but_those_left_out() -> None:
 
     assert (group.id, sorted(group.queues)) == ("one", [A, B])
     assert [(each.queue, each.start, each.state.next_offset) for each in group.acks] == [(A, 0, 7), (B, 0, 3)]
+
+
+def test_a_reset_that_follows_an_ack_changes_nothing_else() -> None:
+    """F5"""
+    acked = replace(ack(A, 10, 16), dead_letters=1, sent_back=1, read=9, is_another_log=True)
+    late = reset_after(acked, 3)
+
+    assert (late.start, late.state, late.consumed, late.counts) == (16, acked.state, 0, True)
+    assert joined(acked, late) == replace(acked, reset_to=3)
 
 
 def test_joined_acks_add_counts_and_keep_the_newest_of_the_rest() -> None:

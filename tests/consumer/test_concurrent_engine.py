@@ -7,6 +7,7 @@ import pickle
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 from unittest.mock import create_autospec
@@ -18,7 +19,7 @@ from pyspark.sql.types import StructType
 
 from pyspark_rocketmq.client.producer.send_back import SendBackSettings
 from pyspark_rocketmq.consume.concurrent import ConcurrentSettings
-from pyspark_rocketmq.consume.part import QueueAck
+from pyspark_rocketmq.consume.part import QueueAck, joined, reset_after
 from pyspark_rocketmq.consume.turns import QUEUE_PACE, RangeInstructions
 from pyspark_rocketmq.consumer.engine.arrivals import ClosedSource
 from pyspark_rocketmq.consumer.engine.call_pool import CallPool, PooledRange, RangesAtOnce
@@ -29,8 +30,14 @@ from pyspark_rocketmq.listeners.arrow_listener import ArrowListener, PandasListe
 from pyspark_rocketmq.listeners.context import ConsumeConcurrentlyContext
 from pyspark_rocketmq.listeners.forms import form_of
 from pyspark_rocketmq.listeners.row_validation import RowColumns
-from pyspark_rocketmq.model import ConsumeConcurrentlyStatus, MessageExt, MessageQueue, QueueRange
-from pyspark_rocketmq.source.schema import Arrival, RangeEnd
+from pyspark_rocketmq.model import (
+    ConsumeConcurrentlyStatus,
+    MessageExt,
+    MessageQueue,
+    QueueRange,
+    QueueState,
+)
+from pyspark_rocketmq.source.schema import Arrival, EndReason, RangeEnd
 from tests.helpers.messages import message_at
 from tests.helpers.scripted_cluster import ScriptedCluster
 from tests.helpers.source_rows import rows_of, source_of
@@ -349,6 +356,62 @@ def test_a_queue_is_given_up_while_a_slow_call_of_another_one_has_the_only_threa
         (instructions.kept, 2)
     ]
     assert {each.ack.metrics.failed for each in consumed} == {0}
+
+
+PLANNED = QueueRange.between(ORDERS, 100, 400, epoch=1)
+
+
+def reset_read(after: Callable[[], object]) -> Iterator[list[Arrival]]:
+    """Yield a range whose next pull, after a call of ``after``, is answered with a reset."""
+    yield [Arrival(PLANNED, [[message_at(at, queue=ORDERS) for at in range(100, 132)]])]
+    after()
+    end = replace(PLANNED, end=132)
+    yield [Arrival(PLANNED, (), RangeEnd(planned=end, rows=32, reason=EndReason.EARLY, reset_to=7))]
+
+
+def test_a_reset_that_is_read_after_a_range_has_ended_early_is_passed_on() -> None:
+    """F5: the broker reports it only once, and the rest of a closed range is read in any case."""
+    has_ended = threading.Event()
+
+    class Unopened:
+        def open(self, context: object) -> None:
+            raise OSError("the database is away")
+
+        def consume_message(self, messages: object, context: object) -> object:
+            raise AssertionError
+
+    acks: list[QueueAck] = []
+    source = ClosedSource(reset_read(lambda: has_ended.wait(PATIENCE_S)))
+    for consumed in engine_of(Unopened())(source):
+        assert not consumed.rows
+        acks.append(consumed.ack)
+        has_ended.set()
+
+    assert [(ack.start, ack.state.next_offset, ack.reset_to) for ack in acks] == [
+        (100, 100, None),
+        (100, 100, 7),
+    ]
+    assert joined(*acks) == replace(acks[0], reset_to=7)
+
+
+def test_a_reset_that_is_read_while_a_range_ends_is_passed_on() -> None:
+    """F5: the result is made, and the task does not have it yet."""
+    result = Consumed(
+        [],
+        QueueAck(
+            queue=ORDERS, start=100, state=QueueState(101), consumed=1, failed=0, finished="THREADS_LOST"
+        ),
+        create_autospec(RowColumns, instance=True),
+    )
+
+    def consume(one: PooledRange) -> Consumed:
+        wait_until(lambda: one.is_whole)
+        return result
+
+    source = ClosedSource(reset_read(lambda: None))
+    found = list(RangesAtOnce(source, consume, CallPool(1), lambda _: False).consumed())
+
+    assert found == [result, result._replace(ack=reset_after(result.ack, 7))]
 
 
 def test_no_other_range_is_read_while_those_at_hand_take_much_memory() -> None:

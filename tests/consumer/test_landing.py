@@ -322,6 +322,25 @@ def test_a_queue_that_is_given_up_before_it_begins_brings_nothing() -> None:
     assert found.ack.state == state
 
 
+def test_a_reset_that_arrives_after_a_queue_is_given_up_is_passed_on() -> None:
+    """F5, K7: the broker reports it only once."""
+    planned = QueueRange.between(QUEUE, 0, 9, epoch=1)
+    found = landed_in_steps(
+        piece(planned, 0, 1),
+        piece(planned, 2),
+        end_of(planned, reset_to=7),
+        given_up=lambda found: offsets_in(found) == [0, 1],
+    )
+    [other] = landed(end_of(planned, reset_to=7), instructions=GivenUpWhen(lambda: True))
+
+    assert [(each.ack.start, each.ack.state.next_offset, each.ack.reset_to) for each in found] == [
+        (0, 2, None),
+        (2, 2, None),
+        (2, 2, 7),
+    ]
+    assert (other.ack.start, other.ack.state.next_offset, other.ack.reset_to) == (0, 0, 7)
+
+
 class Driver(RangeInstructions):
     """Orders what a test wants."""
 

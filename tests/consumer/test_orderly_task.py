@@ -9,6 +9,7 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -18,17 +19,18 @@ from pyspark_rocketmq.client.producer.send_back import SendBack, SendBackSetting
 from pyspark_rocketmq.clock import Clock, SystemClock
 from pyspark_rocketmq.consume import turns
 from pyspark_rocketmq.consume.orderly import OrderlySettings
+from pyspark_rocketmq.consume.part import joined
 from pyspark_rocketmq.consume.turns import NO_INSTRUCTIONS, RangeInstructions
 from pyspark_rocketmq.consumer.engine import direct as orderly_task
 from pyspark_rocketmq.consumer.engine.arrivals import ClosedSource
 from pyspark_rocketmq.consumer.engine.direct import OrderlyTask
-from pyspark_rocketmq.consumer.engine.orderly import RangeConsumer
+from pyspark_rocketmq.consumer.engine.orderly import OrderlyRun, RangeConsumer
 from pyspark_rocketmq.consumer.engine.output import Consumed
 from pyspark_rocketmq.errors import RocketMQError
 from pyspark_rocketmq.listeners.context import ConsumeOrderlyContext
 from pyspark_rocketmq.listeners.row_validation import OutputColumns
 from pyspark_rocketmq.model import ConsumeOrderlyStatus, MessageExt, MessageQueue, QueueRange
-from pyspark_rocketmq.source.schema import Arrival, RangeEnd
+from pyspark_rocketmq.source.schema import Arrival, EndReason, RangeEnd
 from tests.helpers.emitted import kept_rows
 from tests.helpers.fake_clock import FakeClock
 from tests.helpers.messages import message_at
@@ -77,12 +79,19 @@ class Task:
         instructions: RangeInstructions,
         give_away: Callable[[Consumed], bool] = lambda _: False,
     ) -> Iterator[Consumed]:
+        return self.prepared(ClosedSource([whole] for whole in ranges), instructions, give_away).consumed()
+
+    def prepared(
+        self,
+        source: ClosedSource,
+        instructions: RangeInstructions = NO_INSTRUCTIONS,
+        give_away: Callable[[Consumed], bool] = lambda _: False,
+    ) -> OrderlyTask:
         output = OutputColumns.of(StructType().add("name", "string"))
         send_back = SendBackSettings(name_servers=("127.0.0.1:1",), consumer_group="billing")
         consumer = RangeConsumer(self._call, output, self._settings, send_back)
-        source = ClosedSource([whole] for whole in ranges)
         self._task = OrderlyTask(source, consumer, instructions, self.clock, give_away=give_away)
-        return self._task.consumed()
+        return self._task
 
     def has_something_to_give_out(self) -> bool:
         """Whether a range has ended that its own thread has not given out yet."""
@@ -294,6 +303,64 @@ def test_a_queue_that_is_given_up_while_it_is_suspended_does_not_come_again() ->
     assert task.delivered[OTHER] == [(0, 0)]
     assert (brought[OTHER].ack.finished, brought[OTHER].ack.state.reconsume_times) == ("SUSPENDED", 1)
     assert brought[SLOW].ack.finished == "EXHAUSTED"
+
+
+def pieces_with_a_reset() -> tuple[Arrival, Arrival]:
+    """Return a range of the queue OTHER in two pieces: one message, and an end with a reset to offset 7."""
+    whole = range_of(OTHER, 3)
+    end = RangeEnd(planned=replace(whole.planned, end=1), rows=1, reason=EndReason.EARLY, reset_to=7)
+    return Arrival(whole.planned, [[message_at(0, queue=OTHER)]]), Arrival(whole.planned, (), end)
+
+
+def test_a_reset_that_is_read_after_a_range_has_ended_early_is_passed_on() -> None:
+    """F5: the broker reports it only once, and the rest of a closed range is read in any case."""
+    instructions = GivenUp()
+    first, last = pieces_with_a_reset()
+
+    def made() -> Iterator[list[Arrival]]:
+        yield [first]
+        while not instructions.queues:
+            yield []
+        yield [last]
+        yield [range_of(SLOW)]
+
+    def listener(message: MessageExt, context: ConsumeOrderlyContext) -> Any:
+        instructions.queues.add(OTHER)
+        return SUCCESS
+
+    task = Task(listener, consume_thread_max=1).prepared(ClosedSource(made()), instructions)
+    found = [each for each in task.consumed() if each.ack.queue == OTHER]
+
+    assert [(each.ack.start, each.ack.state.next_offset, each.ack.reset_to) for each in found] == [
+        (0, 1, None),
+        (1, 1, 7),
+    ]
+    assert [each.rows for each in found] == [[(0, "key-0")], []]
+    assert joined(found[0].ack, found[1].ack) == replace(found[0].ack, reset_to=7)
+
+
+def test_a_reset_that_is_read_while_a_range_ends_is_passed_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """F5: the result is made, and the task does not have it yet."""
+    instructions = GivenUp()
+    first, last = pieces_with_a_reset()
+    stopped = OrderlyTask._stopped
+
+    def stopped_before_the_end_arrives(task: OrderlyTask, run: OrderlyRun) -> Consumed:
+        result = stopped(task, run)
+        task._arrived([last])
+        return result
+
+    def listener(message: MessageExt, context: ConsumeOrderlyContext) -> Any:
+        instructions.queues.add(OTHER)
+        return SUCCESS
+
+    monkeypatch.setattr(OrderlyTask, "_stopped", stopped_before_the_end_arrives)
+    task = Task(listener, consume_thread_max=1).prepared(ClosedSource([[first]]), instructions)
+
+    assert [(each.ack.start, each.ack.state.next_offset, each.ack.reset_to) for each in task.consumed()] == [
+        (0, 1, None),
+        (1, 1, 7),
+    ]
 
 
 def test_a_suspended_queue_that_is_given_up_is_given_out_before_it_is_due() -> None:

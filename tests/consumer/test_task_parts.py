@@ -15,7 +15,7 @@ import pytest
 from pyspark.sql.types import StructType
 
 from pyspark_rocketmq.consume.cuts import Place
-from pyspark_rocketmq.consume.part import NOT_BEGUN, Part, QueueAck
+from pyspark_rocketmq.consume.part import NOT_BEGUN, Part, QueueAck, reset_after
 from pyspark_rocketmq.consume.turns import NO_INSTRUCTIONS, RangeInstructions
 from pyspark_rocketmq.consumer.engine import task
 from pyspark_rocketmq.consumer.engine.arrivals import Source
@@ -333,6 +333,21 @@ def test_a_range_that_is_given_up_after_a_cut_leaves_with_all_of_its_rows() -> N
     assert (rows_of(handed), queues_of(handed)) == ([(0, 0), (0, 1), (1, 0)], [A, B])
     assert instructions.ends == [frozenset({A})]
     assert (rows_of(last), queues_of(last)) == ([(1, 1)], [B])
+
+
+def test_a_reset_that_arrives_after_the_end_of_a_range_never_leaves_before_it() -> None:
+    """B5, F5: the queue is given up between the two, and the first result has not left yet."""
+    instructions = Instructions()
+    parts = parts_of(instructions)
+    ended = consumed(A)
+    parts.add(ended)
+    instructions.fates[A] = Fate.HANDED_OVER
+    parts.add(ended._replace(rows=[], ack=reset_after(ended.ack, 7)))
+
+    assert parts.finish() == []
+    [handed] = instructions.handed
+    assert rows_of(handed) == [(0, 0), (0, 1)]
+    assert handed.acks == (replace(ended.ack, reset_to=7),)
 
 
 def test_a_cut_range_is_released_if_its_rows_have_left_before() -> None:

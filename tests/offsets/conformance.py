@@ -613,7 +613,9 @@ class OffsetStoreConformance(PositionConformance):
         store.commit(GROUP, [committed(Q0, 9)], query_id="q", batch_id=1)
         before = store.read(GROUP)
 
-        with pytest.raises(OffsetRegressed, match=r"topic=orders broker=broker-a queue=0.* next offset to 8, but it is 9 "):
+        with pytest.raises(
+            OffsetRegressed, match=r"topic=orders broker=broker-a queue=0.* next offset to 8, but it is 9 "
+        ):
             store.commit(GROUP, [committed(Q1, 3), committed(Q0, 8)], query_id=query_id, batch_id=batch_id)
 
         assert store.read(GROUP) == before

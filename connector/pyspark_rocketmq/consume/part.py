@@ -267,6 +267,23 @@ def continued(parts: Sequence[Part]) -> Part:
     )
 
 
+def reset_after(ack: QueueAck, reset_to: int) -> QueueAck:
+    """Return an ack that follows ``ack`` and changes nothing but to report a reset to offset ``reset_to``."""
+    return replace(
+        ack,
+        start=ack.state.next_offset,
+        consumed=0,
+        failed=0,
+        read=0,
+        reset_to=reset_to,
+        is_another_log=False,
+        dead_letters=0,
+        sent_back=0,
+        metrics=ConsumeMetrics(),
+        latencies=NO_LATENCIES,
+    )
+
+
 def joined(earlier: QueueAck, later: QueueAck) -> QueueAck:
     """Join two acks of a queue, of which the later one begins where the earlier one ends.
 

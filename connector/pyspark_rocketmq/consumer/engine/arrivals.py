@@ -31,6 +31,7 @@ import pyarrow as pa
 from pyspark_rocketmq.consume.part import QueueAck
 from pyspark_rocketmq.consume.read_range import PullThresholds
 from pyspark_rocketmq.consume.turns import RangeInstructions
+from pyspark_rocketmq.consumer.engine.output import Consumed
 from pyspark_rocketmq.errors import RocketMQError
 from pyspark_rocketmq.model import MessageExt, MessageQueue, QueueRange
 from pyspark_rocketmq.source.schema import Arrival, EndReason, RangeEnd, ReadPiece
@@ -142,6 +143,8 @@ class ArrivingRange(Generic[RunT]):
     """The consumption of the range; None before it begins."""
     arrivals: deque[Arrival] = field(default_factory=deque)
     """Pieces that have arrived and that the run has not taken yet."""
+    last: Consumed | None = None
+    """The last result of the range, without its rows; None before the range has ended for the engine."""
     end: RangeEnd | None = None
     """The end of the range; None before it has arrived."""
     is_whole: bool = False

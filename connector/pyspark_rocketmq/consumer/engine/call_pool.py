@@ -34,6 +34,7 @@ from pyspark_rocketmq.consumer.engine.arrivals import (
     two_ranges,
 )
 from pyspark_rocketmq.consumer.engine.output import Consumed
+from pyspark_rocketmq.consumer.engine.range import late_reset
 from pyspark_rocketmq.listeners.calls import DaemonThreads
 from pyspark_rocketmq.model import MessageQueue
 from pyspark_rocketmq.source.schema import Arrival
@@ -319,6 +320,7 @@ class RangesAtOnce:
             consumed = self._consume(one)
             if self._is_open and not one.is_moved:
                 report_stand(self._instructions, consumed.ack, one.end)
+            one.last = consumed._replace(rows=[])
             self._events.put(_Ended(one, None if self._give_away(consumed) else consumed))
         except BaseException as error:  # noqa: BLE001 - the task's own thread raises it
             self._events.put(_Ended(one, error))
@@ -338,7 +340,7 @@ class RangesAtOnce:
             elif isinstance(found, _Over):
                 self._reading_is_over(found.error)
             elif found is not None:
-                self._take_in(found)
+                yield from self._take_in(found)
             # Release it before waiting for the next one.
             del found
 
@@ -353,6 +355,12 @@ class RangesAtOnce:
             raise ended.result
         if ended.result is not None:
             yield ended.result
+        yield from self._late_reset(one)
+
+    def _late_reset(self, one: PooledRange) -> Iterator[Consumed]:
+        """Yield the reset in the end of a range that arrived after the range had ended, if it has one."""
+        if one.last is not None and (late := late_reset(one.last, one.end)) is not None:
+            yield late
 
     def _reading_is_over(self, error: BaseException | None) -> None:
         self._is_arriving = False
@@ -362,7 +370,8 @@ class RangesAtOnce:
             if not one.is_whole:
                 raise end_did_not_come(queue)
 
-    def _take_in(self, arrivals: Sequence[Arrival]) -> None:
+    def _take_in(self, arrivals: Sequence[Arrival]) -> Iterator[Consumed]:
+        """Take pieces of ranges; yield the resets of those that have ended."""
         self._is_paused = True
         for arrival in arrivals:
             queue = arrival.queue
@@ -378,4 +387,5 @@ class RangesAtOnce:
                 if arrival.end is not None and one.is_moved:
                     report_end(self._instructions, arrival.end)
             else:
-                one.is_whole = arrival.is_end
+                one.end, one.is_whole = arrival.end, arrival.is_end
+                yield from self._late_reset(one)

@@ -125,12 +125,15 @@ class TaskCuts:
         self._thread = thread
         self.own: OwnCommits | None = None
         """The commits that the task itself makes; None if only the driver commits."""
-        self._going_on: set[MessageQueue] = set()
-        """Queues whose ranges go on, although the growing part may already have rows of them."""
+        self._noted: set[MessageQueue] = set()
+        """Queues of which the growing part may have results."""
 
-    def go_on(self, queues: Collection[MessageQueue]) -> None:
-        """Note that the growing part, the next to be sent, gets rows of these queues, whose ranges go on."""
-        self._going_on.update(queues)
+    def note(self, queues: Collection[MessageQueue]) -> None:
+        """Note that the growing part, the next to be sent, gets results of these queues.
+
+        Further ones may follow: the range goes on, or a reset arrives after its end.
+        """
+        self._noted.update(queues)
 
     def begin(self, number: int | None) -> bool:
         """Have the cut thread send the growing part, with the task's results so far, to the driver.
@@ -187,7 +190,7 @@ class TaskCuts:
     def _give_up(self, consumed: Consumed) -> None:
         # The growing part may have earlier results of the queue, which must not reach the driver later. Then
         # it leaves with the end of the range.
-        is_begun = self.own is not None or consumed.ack.queue in self._going_on
+        is_begun = self.own is not None or consumed.ack.queue in self._noted
         leaving = self._place.leaving() if is_begun else undone_by_errors(self._place.new_part())
         is_rest = self._sender.keeps(consumed.ack.queue)
         with leaving as part:

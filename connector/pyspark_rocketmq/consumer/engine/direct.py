@@ -46,7 +46,7 @@ from pyspark_rocketmq.consumer.engine.arrivals import (
 from pyspark_rocketmq.consumer.engine.keyed import KeyedRun
 from pyspark_rocketmq.consumer.engine.orderly import OrderlyRun, RangeConsumer, RangeTurn
 from pyspark_rocketmq.consumer.engine.output import Consumed
-from pyspark_rocketmq.consumer.engine.range import RangeCuts
+from pyspark_rocketmq.consumer.engine.range import RangeCuts, late_reset
 from pyspark_rocketmq.model import MessageQueue
 from pyspark_rocketmq.source.schema import Arrival, RangeEnd
 
@@ -107,6 +107,9 @@ class OrderlyTask:
         self._workers: list[_Worker] = []
         self._done: list[Consumed] = []
         """Results that are still to be yielded."""
+        self._late: list[Consumed] = []
+        """Resets that arrived after the results of their ranges. They are yielded at the task's end: a cut
+        that takes one could commit it before the result that it follows."""
         self._has_reported_idle = False
         self._failure: BaseException | None = None
         """Error of another worker; the task's own thread raises it."""
@@ -138,6 +141,7 @@ class OrderlyTask:
             yield from self._taken_out()
             for one in self._begun.values():
                 yield self._stopped(self._run_of(one))
+            yield from self._late
         finally:
             with self._changed:
                 self._is_closed = True
@@ -219,9 +223,14 @@ class OrderlyTask:
         elif one.is_whole:
             raise two_ranges(queue)
         elif queue in self._ended:
-            one.is_whole = arrival.is_end
+            one.end, one.is_whole = arrival.end, arrival.is_end
+            self._note_late_reset(one)
             return None
         return one
+
+    def _note_late_reset(self, one: _Range) -> None:
+        if one.last is not None and (late := late_reset(one.last, one.end)) is not None:
+            self._late.append(late)
 
     def _reading_is_over(self, error: BaseException | None) -> None:
         with self._changed:
@@ -338,7 +347,11 @@ class OrderlyTask:
 
         Any other result is yielded by the task's own thread after its current call.
         """
+        one = self._begun[queue]
+        one.last = consumed._replace(rows=[])
         self._end(queue)
+        # The end may have arrived since the run made its result.
+        self._note_late_reset(one)
         if self._is_given_away(consumed):
             return
         self._done.append(consumed)

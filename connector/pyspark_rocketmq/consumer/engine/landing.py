@@ -32,11 +32,11 @@ from pyspark_rocketmq.consumer.engine.arrivals import (
 )
 from pyspark_rocketmq.consumer.engine.delivery_times import histogram_of, stored_ms
 from pyspark_rocketmq.consumer.engine.output import Consumed, CutTogether
-from pyspark_rocketmq.consumer.engine.range import RangeCuts, acknowledged
+from pyspark_rocketmq.consumer.engine.range import RangeCuts, acknowledged, late_reset
 from pyspark_rocketmq.consumer.message_columns import MessageColumns
 from pyspark_rocketmq.listeners.messages import last_message
 from pyspark_rocketmq.model import QUEUE_OFFSET, MessageQueue, QueueRange, QueueState
-from pyspark_rocketmq.source.schema import NOTHING_READ, Arrival
+from pyspark_rocketmq.source.schema import NOTHING_READ, Arrival, RangeEnd
 from pyspark_rocketmq.stored_values import NO_MESSAGES
 
 _WAITING_BYTES: Final = 8 << 20
@@ -62,6 +62,8 @@ class LandedRange:
         """Offset that the acks so far have reached."""
         self._reading = NOTHING_READ
         """The statistics of reading that the acks so far contain."""
+        self._last: Consumed | None = None
+        """The last result of a range that was given up."""
 
     def take(self, arrivals: Sequence[Arrival], now_s: float) -> tuple[Consumed | None, Consumed | None]:
         """Consume the next pieces; return their rows with an ack (a cut), and the range's last ack.
@@ -80,8 +82,11 @@ class LandedRange:
         ack = replace(ack, metrics=ack.metrics.minus(self._reading), finished=str(OrderlyFinish.EXHAUSTED))
         return cut, Consumed([], ack, self._columns.row_columns)
 
-    def give_up(self) -> Consumed:
-        """End the range where it is; return its last ack, without rows."""
+    def give_up(self, end: RangeEnd | None = None) -> Consumed:
+        """End the range where it is; return its last ack, without rows.
+
+        ``end`` is the end of the range, if it has arrived.
+        """
         self.is_over = True
         state = self.planned.state if self._at == self.planned.start else self._state_at(self._at)
         ack = QueueAck(
@@ -91,8 +96,14 @@ class LandedRange:
             consumed=0,
             failed=0,
             finished=str(OrderlyFinish.GIVEN_UP),
+            reset_to=None if end is None else end.reset_to,
         )
-        return Consumed([], ack, self._columns.row_columns)
+        self._last = Consumed([], ack, self._columns.row_columns)
+        return self._last
+
+    def late_reset(self, end: RangeEnd | None) -> Consumed | None:
+        """Return the reset in the end of a range that was given up before; None without one."""
+        return None if self._last is None else late_reset(self._last, end)
 
     def _cut(self, messages: Sequence[pa.RecordBatch], newest: Arrival, now_s: float) -> Consumed | None:
         is_end = newest.end is not None
@@ -351,10 +362,10 @@ class LandingTask:
             one = self._ranges[queue] = LandedRange(arrivals[0].planned, self._columns)
             if self._instructions.is_given_up(queue):
                 self._arrivals.leave(queue)
-                return None, one.give_up()
+                return None, one.give_up(arrivals[-1].end)
         if one.is_over:
-            # The range was given up, so drop what arrives late.
-            return None, None
+            # The range was given up, so drop what arrives late, except a reset.
+            return None, one.late_reset(arrivals[-1].end)
         cut, end = one.take(arrivals, self._clock.now_s())
         if end is not None and self._is_open:
             report_stand(self._instructions, end.ack, arrivals[-1].end)

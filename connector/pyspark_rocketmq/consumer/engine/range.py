@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 from pyspark_rocketmq.consume.metrics import ConsumeMetrics
 from pyspark_rocketmq.consume.not_now import REFUSED_PAUSE_S
-from pyspark_rocketmq.consume.part import GOING_ON, QueueAck
+from pyspark_rocketmq.consume.part import GOING_ON, QueueAck, reset_after
 from pyspark_rocketmq.consume.retry_counts import (
     from_offset,
     spans_of,
@@ -362,6 +362,17 @@ class RangeCuts(NamedTuple):
     """Results of ranges that have ended; nobody else gets them."""
     going_on: Sequence[Consumed] = ()
     """Cuts of ranges that go on."""
+
+
+def late_reset(last: Consumed, end: RangeEnd | None) -> Consumed | None:
+    """Return a reset that arrived in ``end`` after the range had its ``last`` result; None without one.
+
+    It is a further result of the range, without rows. The broker reports a reset only once, so the driver
+    must get it although nothing more of the range is consumed.
+    """
+    if end is None or end.reset_to is None or last.ack.reset_to is not None:
+        return None
+    return last._replace(rows=[], ack=reset_after(last.ack, end.reset_to))
 
 
 def acknowledged(end: RangeEnd, ack: QueueAck) -> QueueAck:

@@ -100,8 +100,6 @@ class TaskParts:
 
     def add_cuts(self, cut: CutTogether) -> None:
         """Add rows and acks of ranges that go on."""
-        if self._cuts is not None:
-            self._cuts.go_on([ack.queue for ack in cut.acks])
         self.add_rows(cut.batches(), cut.acks, is_end=False)
 
     def add_rows(
@@ -113,6 +111,8 @@ class TaskParts:
             BaseException: The error of the cut thread, if it could not write an earlier part or hand it over.
         """
         self._check()
+        if self._cuts is not None:
+            self._cuts.note([ack.queue for ack in acks])
         with self._place.part() as part:
             part.add(data, acks, is_end=is_end)
         if self._instructions is None or self._cuts is None:
