@@ -352,7 +352,7 @@ class MicroBatchPlanner:
         seq, previous = self.plan_of(start)
         then = stored_then_of(start, previous)
         if self._unread:
-            previous = [replace(was, end=was.start) if was in self._unread else was for was in previous]
+            previous = tuple(replace(was, end=was.start) if was in self._unread else was for was in previous)
             left = {was.queue: then.unread.get(was.queue, 0) + was.count for was in self._unread}
             then = then._replace(unread={**then.unread, **left})
         patience: Deadline | None = None
