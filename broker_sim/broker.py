@@ -144,8 +144,11 @@ class Broker:
         return [self._in_allowed_form(each) for each in outgoing]
 
     def connection_closed(self, peer: Peer) -> list[Outgoing]:
-        """Forget the connection, its held pulls and memberships, not its locks; return commands to send."""
-        self.state.held_pulls.forget(peer)
+        """Forget the connection and its memberships, not its locks; return commands to send.
+
+        Its held pulls stay: each is run again when its time is up or a message arrives, although nobody gets
+        the answer. So it may take the reset of its queue with it (``PullRequestHoldService``).
+        """
         self.state.producers.connection_closed(peer)
         self.state.client_calls.connection_closed(peer)
         for group in self.state.membership.connection_closed(peer):

@@ -1,8 +1,8 @@
 """Filters that select the messages of a pull, and pulls that wait for a message.
 
 SQL92 expressions are those that heartbeats registered (``ConsumerFilterManager``). A held pull is answered
-once (``PullRequestHoldService``): when a message of its queue passes its filter, or when its time is up. The
-real broker checks the time only every 5 s; this one is exact.
+once (``PullRequestHoldService``): when a message of its queue passes its filter, or when its time is up, even
+if its connection is closed by then. The real broker checks the time only every 5 s; this one is exact.
 """
 
 from __future__ import annotations
@@ -139,7 +139,7 @@ class HeldPulls:
         return sum(len(pulls) for pulls in self._by_queue.values())
 
     def hold(self, pull: HeldPull) -> None:
-        """Keep ``pull`` until :meth:`arrived` or :meth:`expired` returns it, or it is dropped."""
+        """Keep ``pull`` until :meth:`arrived` or :meth:`expired` returns it, or :meth:`clear` drops it."""
         number = next(self._numbers)
         self._by_queue.setdefault((pull.topic, pull.queue_id), {})[number] = pull
         heapq.heappush(self._deadlines, (pull.deadline_s, number, pull))
@@ -173,12 +173,6 @@ class HeldPulls:
         The pull with this deadline may have been released already.
         """
         return self._deadlines[0][0] if self._deadlines else None
-
-    def forget(self, peer: Peer) -> None:
-        """Drop the pulls of a closed connection."""
-        for pulls in self._by_queue.values():
-            for number in [n for n, pull in pulls.items() if pull.peer == peer]:
-                del pulls[number]
 
     def clear(self) -> None:
         """Drop all pulls without an answer, as a broker does when it stops."""

@@ -24,6 +24,7 @@ from fuzz.reconnects import (
     tls_to_plain,
 )
 from pyspark_rocketmq.errors import RocketMQError
+from pyspark_rocketmq.model import Message, MessageQueue
 from pyspark_rocketmq.wire.codes import RequestCode
 from pyspark_rocketmq.wire.command import RemotingCommand, encode_frame
 from pyspark_rocketmq.wire.fastjson import dumps_java
@@ -116,6 +117,8 @@ def reconnect_to_simulator(count: int) -> tuple[HeldByBoth, HeldByBoth]:
             with suppress(RocketMQError):
                 client(address)
         cluster.faults.clear()
+        # A broker also holds the pulls of connections that are gone, until a message comes.
+        cluster.put(MessageQueue(_TOPIC, _BROKER, 0), [Message(topic=_TOPIC, body=b"x")])
         ask(address)
         after = settled(lambda: HeldByBoth.now(cluster), before)
         log.setLevel(level)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 
 import pyarrow as pa
@@ -14,8 +14,9 @@ from pyspark_rocketmq.client.pool import ChannelPool
 from pyspark_rocketmq.client.pull_connection import close_idle_connections
 from pyspark_rocketmq.clock import Deadline
 from pyspark_rocketmq.group.broker_offsets import PullingResetWatch
-from pyspark_rocketmq.model import BrokerAddress, MessageQueue, QueueRange
+from pyspark_rocketmq.model import OPEN_END, BrokerAddress, MessageQueue, QueueRange
 from pyspark_rocketmq.options.read import ReadOptions
+from pyspark_rocketmq.source.range_arrivals import RangeArrivals
 from pyspark_rocketmq.source.ranges import QueuePartition
 from pyspark_rocketmq.source.reader import read_queue
 from pyspark_rocketmq.wire.codes import RequestCode
@@ -47,10 +48,20 @@ def has_read(client: BrokerClient, address: str, queue: MessageQueue, group: str
 
 
 @pytest.fixture
-def reset(broker: Channel, queue: MessageQueue, group: str, soon: Deadline, has_read: None) -> Iterator[None]:
+def reset_to_0(broker: Channel, queue: MessageQueue, group: str, soon: Deadline) -> Callable[[], None]:
     """A reset to the beginning, as ``mqadmin resetOffsetByTime`` asks for it."""
-    fields = {"group": group, "topic": queue.topic, "timestamp": 0, "isForce": "true", "queueId": -1}
-    broker.request(request(RequestCode.INVOKE_BROKER_TO_RESET_OFFSET, fields), soon)
+
+    def reset() -> None:
+        fields = {"group": group, "topic": queue.topic, "timestamp": 0, "isForce": "true", "queueId": -1}
+        broker.request(request(RequestCode.INVOKE_BROKER_TO_RESET_OFFSET, fields), soon)
+
+    return reset
+
+
+@pytest.fixture
+def reset(reset_to_0: Callable[[], None], has_read: None) -> Iterator[None]:
+    """The group has read the queue, and was reset to its beginning."""
+    reset_to_0()
     yield
     close_idle_connections()
 
@@ -113,6 +124,40 @@ def test_a_plain_range_is_read_whole_whatever_happens_to_the_group_it_names(
     plain = partition(address, queue, group, is_of_group=False)
 
     assert offsets_in(read_queue(plain)) == list(range(8, COUNT))
+
+
+@pytest.fixture
+def to_the_end(address: str, queue: MessageQueue, group: str) -> QueuePartition:
+    """The group's open range of the whole queue."""
+    planned = QueueRange.between(queue, 0, OPEN_END)
+    return partition_of(planned, address, consumer_group=group, is_group_read=True)
+
+
+@pytest.mark.usefixtures("has_read")
+def test_the_pull_of_a_closed_connection_takes_a_reset_with_it(
+    client: BrokerClient, address: str, to_the_end: QueuePartition, put: Put, reset_to_0: Callable[[], None]
+) -> None:
+    """F5: the broker runs it again when a message comes (``PullRequestHoldService``)."""
+    queue, group = to_the_end.planned.queue, to_the_end.settings.consumer_group
+    ranges = RangeArrivals([to_the_end])
+    arrivals = ranges.arrivals()
+    seen = 0
+    while seen < COUNT:
+        seen += sum(len(messages) for each in next(arrivals) for messages in each.messages)
+    # The pull at the queue's end was sent before these messages were handed out.
+    ranges.end()
+    assert [each.end is not None for each in next(arrivals)] == [True]
+    arrivals.close()
+    reset_to_0()
+    put(b"wakes the pull")
+
+    def is_stored() -> bool:
+        # While a reset waits for a pull, the broker stores no offset.
+        client.update_consumer_offset(address, group, queue, COUNT)
+        return client.query_consumer_offset(address, group, queue) == COUNT
+
+    assert wait_until(is_stored, ANSWER_S)
+    close_idle_connections()
 
 
 class TestWatch:

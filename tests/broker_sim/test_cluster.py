@@ -113,11 +113,17 @@ def test_a_held_pull_ends_by_itself_on_real_time() -> None:
             assert client.call(held_pull(timeout_ms=30)).code == ResponseCode.PULL_NOT_FOUND
 
 
-def test_the_pulls_of_a_connection_that_went_away_are_dropped(cluster: SimCluster, client: RawClient) -> None:
-    client.send(held_pull())
+def test_the_pull_of_a_connection_that_went_away_is_held_until_its_time_is_up(
+    cluster: SimCluster, client: RawClient, clock: FakeClock
+) -> None:
+    client.send(held_pull(timeout_ms=15000))
     wait_until(lambda: cluster.held_pulls() == 1)
     client.socket.close()
-    wait_until(lambda: cluster.held_pulls() == 0)
+    wait_until(lambda: cluster.connections("broker-a") == 0)
+    assert cluster.held_pulls() == 1
+    clock.advance(15)
+    cluster.look_at_clock()
+    assert cluster.held_pulls() == 0
 
 
 def test_a_member_whose_connection_ends_leaves_its_group(cluster: SimCluster, client: RawClient) -> None:

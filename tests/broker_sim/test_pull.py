@@ -285,12 +285,19 @@ def test_a_broker_without_long_polling_holds_a_pull_for_a_second(clock: FakeCloc
     assert answer.code == ResponseCode.SUCCESS
 
 
-def test_the_pulls_of_a_closed_connection_are_forgotten(broker: Broker, clock: FakeClock) -> None:
+def test_the_pull_of_a_closed_connection_is_run_again_and_takes_a_reset_with_it(
+    broker: Broker, clock: FakeClock
+) -> None:
+    """F5: the broker has no hook for closed connections; a younger pull gets nothing of the reset."""
     broker.handle(PEER, held_pull(timeout_ms=1000))
     broker.connection_closed(PEER)
-    assert broker.handle(OTHER_PEER, send())[1:] == []
-    clock.advance(2)
-    assert broker.look_at_clock() == []
+    broker.handle(OTHER_PEER, held_pull(timeout_ms=2000, opaque=8))
+    broker.state.offsets.reset(GROUP, TOPIC, 0, 0)
+
+    clock.advance(1)
+    assert [(each.peer, each.command.remark) for each in broker.look_at_clock()] == [(PEER, "OFFSET_RESET")]
+    clock.advance(1)
+    assert [each.command.code for each in broker.look_at_clock()] == [ResponseCode.PULL_NOT_FOUND]
 
 
 def test_a_batch_wakes_who_waits_for_any_of_its_tags(broker: Broker) -> None:
