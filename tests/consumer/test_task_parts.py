@@ -408,8 +408,45 @@ def test_an_engine_of_columns_reads_no_others(
         assert list(engine.sources[0].arrivals()) == []
 
     [(found, how)] = read
-    assert how == ({} if open_for_s is None else {"few_as_objects": False})
+    assert how == {"reset_found": None} | ({} if open_for_s is None else {"few_as_objects": False})
     assert [each.settings.columns for each in found] == [OfColumns.needed_columns, None]
+
+
+class Begun(Instructions):
+    """Lets the task begin with every queue."""
+
+    def begins(self, queue: MessageQueue) -> bool:
+        return True
+
+
+@pytest.mark.parametrize("open_for_s", [None, 300.0])
+def test_a_reset_that_is_in_no_ranges_end_is_reported_to_the_driver(
+    monkeypatch: pytest.MonkeyPatch, open_for_s: float | None
+) -> None:
+    """F5: also when the task has ended."""
+    found: list[Callable[[MessageQueue, int], None]] = []
+    reported: list[tuple[object, ...]] = []
+
+    def reader(partitions: Sequence[Any], *, reset_found: Any, **_: object) -> Any:
+        found.append(reset_found)
+        return iter(())
+
+    for name in ("closed_arrivals", "RangeArrivals"):
+        monkeypatch.setattr(task, name, reader)
+    monkeypatch.setattr(task, "ask_driver", lambda *_, **__: Begun())
+    monkeypatch.setattr(task, "report_reset", lambda *report: reported.append(report))
+    options = ReadOptions.parse({"nameServers": "127.0.0.1:1", "topic": "T"})
+    [partition] = partitions_of(
+        [QueueRange.between(A, 0, 9)], options, {"broker-a": BrokerAddress("127.0.0.1:1")}, {}
+    )
+    terms = ControlEndpoint(HubAddress.new("127.0.0.1", 1), 7, must_ask=True)
+    engine = OfColumns()
+    list(BatchTask(None, engine, terms)(iter([ticket_rows(Ticket((partition,), 1, open_for_s))])))
+    if open_for_s is None:
+        assert list(engine.sources[0].arrivals()) == []
+    found[0](A, 3)
+
+    assert reported == [(terms, A, 3)]
 
 
 def test_a_part_whose_arrival_is_not_known_fails_the_task() -> None:

@@ -92,6 +92,24 @@ def test_a_broker_with_another_address_is_reported_once_for_each_plan(group: Gro
     assert group.look() == []
 
 
+def test_a_reset_that_a_task_has_found_is_for_the_next_plan_and_reported_once(group: Group) -> None:
+    """F5: one report ends the batch; the next plan follows the reset."""
+    group.has(2)
+    group.plan()
+    group.member.reset_found(QUEUES[1], 3)
+    assert group.look() == [(1, f"an operator has reset {QUEUES[1]}")]
+    assert group.look() == []
+
+    group.member.begin_plan()
+    assert group.member.take_resets() == {QUEUES[1]: 3}
+    # Too late for the plan that is being made.
+    group.member.reset_found(QUEUES[0], 4)
+    group.plan()
+    assert group.look() == [(3, f"an operator has reset {QUEUES[0]}")]
+    assert group.member.take_resets() == {QUEUES[0]: 4}
+    assert group.member.take_resets() == {}
+
+
 def test_nothing_is_reported_before_there_is_a_plan(group: Group) -> None:
     """B1: the first plan has all there is."""
     group.has(2)

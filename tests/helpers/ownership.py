@@ -20,6 +20,8 @@ class OneMember:
         """Time-outs of waits for any queue."""
         self._terms: dict[MessageQueue, int] = {}
         self._planned: frozenset[MessageQueue] = frozenset()
+        self.resets: dict[MessageQueue, int] = {}
+        """Resets that tasks have found."""
 
     def begin_plan(self) -> Mapping[MessageQueue, int]:
         held = set(self._queues()) - self.taken
@@ -35,6 +37,10 @@ class OneMember:
     def claimed_by_other(self, queue: MessageQueue) -> None:
         self.claimed_elsewhere.append(queue)
         self.taken.add(queue)
+
+    def take_resets(self) -> Mapping[MessageQueue, int]:
+        resets, self.resets = self.resets, {}
+        return resets
 
     def reclaim(self, queue: MessageQueue) -> None:
         self._terms[queue] += 1

@@ -33,6 +33,7 @@ from pyspark_rocketmq.hub.messages import (
     QueuesReleased,
     QueueStands,
     ReplanWanted,
+    ResetFound,
     SlotsKnown,
     StorageRenewed,
     StorageWanted,
@@ -113,6 +114,7 @@ TO_DRIVER: tuple[tuple[ToDriver, str], ...] = (
         QueueStands("t", A, is_reset=True, reason="reset to 9"),
         '{"type":"stands","task":"t","queue":["T","broker-a",0],"reset":true,"reason":"reset to 9"}',
     ),
+    (ResetFound(A, 9), '{"type":"reset","queue":["T","broker-a",0],"target":9}'),
     (CallsEnded("t"), '{"type":"callsEnded","task":"t"}'),
     (TaskIdle("t"), '{"type":"idle","task":"t"}'),
     (TaskFailed("t"), '{"type":"failed","task":"t","error":null}'),
@@ -128,6 +130,7 @@ TO_PLANNER: tuple[tuple[ToPlanner, str], ...] = (
     (QueuesHeldUp("No permission."), '{"type":"held_up","reason":"No permission."}'),
     (PlanOver(1), '{"type":"over","plan":1}'),
     (QueuesFree(1, BOTH), f'{{"type":"free","plan":1,"queues":{_BOTH}}}'),
+    (ResetFound(A, 9), '{"type":"reset","queue":["T","broker-a",0],"target":9}'),
     (StorageRenewed({"key": "value"}), '{"type":"storage","options":{"key":"value"}}'),
 )
 TO_TASK: tuple[tuple[ToTask, str], ...] = (

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
-from unittest.mock import create_autospec
+from unittest.mock import call, create_autospec
 
 import pytest
 
@@ -14,6 +14,7 @@ from pyspark_rocketmq.hub.planner_end import PlannerControl
 from pyspark_rocketmq.hub.server import HubServer
 from pyspark_rocketmq.hub.session import HubAddress
 from pyspark_rocketmq.hub.state import HubState, Slots
+from pyspark_rocketmq.hub.task_end import ControlEndpoint, report_reset
 from pyspark_rocketmq.model import MessageQueue
 from tests.helpers.wait import wait_until
 
@@ -77,6 +78,24 @@ def test_the_wish_for_another_plan_reaches_the_driver_also_later_and_goes_with_i
         wait_until(lambda: hub.query(lambda state: state._replan) == (3, "another one too"))
         connection.plan_made(4, [queue])
         assert connection._replan is None
+    finally:
+        hub.close()
+
+
+def test_a_reset_that_a_task_has_found_reaches_the_member() -> None:
+    """F5"""
+    clock = SystemClock()
+    hub = HubServer(
+        "127.0.0.1", "127.0.0.1", must_ask=True, slots=Slots(), commit=lambda commit: None, look=lambda: None,
+        clock=clock,
+    )  # fmt: skip
+    queue = MessageQueue("T", "broker-a", 0)
+    member = create_autospec(RunningMember, instance=True)
+    try:
+        PlannerControl(hub.address, clock).start(member)
+        report_reset(ControlEndpoint(hub.address, 7, must_ask=True), queue, 3)
+
+        wait_until(lambda: member.reset_found.mock_calls == [call(queue, 3)])
     finally:
         hub.close()
 

@@ -23,6 +23,7 @@ from pyspark_rocketmq.hub.messages import (
     PlanOver,
     QueuesFree,
     QueuesHeldUp,
+    ResetFound,
     SlotsKnown,
     TaskBegins,
     TaskMayBegin,
@@ -283,6 +284,22 @@ def test_epochs_read_before_a_batch_drop_nothing_of_it() -> None:
     assert driver.state.moved({A: 3}, driver.state.batches, 1.0) == [
         Send("peer of two", GiveUpQueues("two", frozenset({A}), is_dropped=True))
     ]
+
+
+def test_a_reset_that_a_task_has_found_is_passed_on_to_the_planner_also_later() -> None:
+    """F5: its broker has forgotten it."""
+    state = HubState(must_ask=True)
+    first, second = ResetFound(A, 3), ResetFound(B, 4)
+
+    assert state.reset_found(first) == []
+    assert Send("planner", first) in state.planner_came("planner")
+    assert state.reset_found(second) == [Send("planner", second)]
+    state.lost("planner", 0.0)
+    assert not any(isinstance(each.message, ResetFound) for each in sent_by(state.planner_came("again")))
+
+
+def sent_by(actions: Iterable[Action]) -> list[Send]:
+    return [action for action in actions if isinstance(action, Send)]
 
 
 def test_a_task_of_an_older_batch_has_to_end_and_nothing_of_it_is_taken() -> None:

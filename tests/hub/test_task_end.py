@@ -5,7 +5,11 @@ from __future__ import annotations
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
 
+import pytest
+
 from pyspark_rocketmq.hub import task_end
+from pyspark_rocketmq.hub.session import HubAddress
+from pyspark_rocketmq.hub.task_end import ControlEndpoint, report_reset
 from tests.helpers.forked import begin_child
 from tests.helpers.parts import part_of
 from tests.hub.test_server import A, B, Driver
@@ -35,3 +39,13 @@ def test_a_child_of_fork_has_connections_of_its_own() -> None:
             driver.hub.report(lambda state: state.committed(frozenset(), 0.0))
         assert driver.hub.batch_ends(could_ask=True) is None
         assert [part.id for part in driver.parts] == ["child's", "parent's"]
+
+
+def test_a_reset_that_cannot_reach_the_driver_is_logged(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """F5: its query has ended, and the broker has forgotten it."""
+    monkeypatch.setattr(task_end, "RECONNECT_S", 0.0)
+    report_reset(ControlEndpoint(HubAddress.new("127.0.0.1", 1), 7, must_ask=True), A, 3)
+
+    assert f"reset it again if still wanted {A} target=3" in caplog.text

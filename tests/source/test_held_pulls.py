@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -18,7 +18,7 @@ from pyspark_rocketmq.client.pull_connection import (
     close_idle_connections,
 )
 from pyspark_rocketmq.client.transport import Wake, await_readable
-from pyspark_rocketmq.consume.fetch_window import FetchedChunks
+from pyspark_rocketmq.consume.fetch_window import FetchedChunks, QueueReset
 from pyspark_rocketmq.errors import ConnectFailed, OptionError
 from pyspark_rocketmq.model import OPEN_END, MessageQueue, QueueRange
 from pyspark_rocketmq.source import fetcher as fetcher_module
@@ -465,6 +465,126 @@ def test_an_open_range_of_a_group_is_planned_again_where_its_broker_is_restarted
     end = found[-1].end
     assert end is not None
     assert (end.reason, end.planned.end) == (EndReason.EARLY, 1)
+
+
+class Operator:
+    """Resets queue 0 of a topic to offset 3; the open ranges of a group that read the topic."""
+
+    def __init__(self, sim: SimCluster, *counts: int) -> None:
+        self._sim, self._topics = sim, Topics(sim)
+        self._topic = self._topics.make(*counts)
+        self.queue = MessageQueue(self._topic, "broker-a", 0)
+        self.partitions = [
+            changed(each, is_group_read=True, consumer_group="g")
+            for each in open_partitions(self._topics, self._topic)
+        ]
+        self.found: list[tuple[MessageQueue, int]] = []
+        """Resets that were reported."""
+
+    def begun(self) -> tuple[RangeArrivals, Generator[list[Arrival]]]:
+        """Ranges that are read until the broker holds a pull of each."""
+        ranges = RangeArrivals(self.partitions, reset_found=self._reset_found)
+        arrivals = ranges.arrivals(within_s=0.01)
+        held = self._sim.held_pulls() + len(self.partitions)
+        wait_until(lambda: next(arrivals) is not None and self._sim.held_pulls() == held)
+        return ranges, arrivals
+
+    def _reset_found(self, queue: MessageQueue, target: int) -> None:
+        self.found.append((queue, target))
+
+    def reset(self) -> None:
+        offsets = self._sim.broker("broker-a").state.offsets
+        self._sim.call(lambda: offsets.reset("g", self._topic, 0, 3))
+
+    def put(self) -> None:
+        """Store a message in queue 0, which wakes its pulls."""
+        self._topics.put(self._topic, 0, 1)
+
+
+def ends_of(arrivals: Iterable[list[Arrival]]) -> list[tuple[EndReason, int | None]]:
+    return [
+        (each.end.reason, each.end.reset_to) for some in arrivals for each in some if each.end is not None
+    ]
+
+
+def test_a_reset_that_the_last_pull_of_a_batch_takes_is_reported_after_the_batch(sim: SimCluster) -> None:
+    """F5: its pull is older than those of the next batch, and the broker answers it first."""
+    operator = Operator(sim, 10)
+    first, arrivals = operator.begun()
+    first.end()
+    assert ends_of(arrivals) == [(EndReason.STOPPED, None)]
+    second, later = operator.begun()
+    assert sim.held_pulls() == 2
+
+    operator.reset()
+    operator.put()
+
+    wait_until(lambda: operator.found == [(operator.queue, 3)])
+    assert sum(len(messages) for each in next(later) for messages in each.messages) == 1
+    # The connection is used again: nothing is in flight on it any more.
+    wait_until(lambda: any(pull_connection._idle.values()))
+    second.end()
+    assert ends_of(later) == [(EndReason.STOPPED, None)]
+
+
+def test_a_message_that_comes_after_the_batch_is_left_to_the_next_one(sim: SimCluster) -> None:
+    operator = Operator(sim, 10)
+    ranges, arrivals = operator.begun()
+    ranges.end()
+    list(arrivals)
+    operator.put()
+
+    wait_until(lambda: any(pull_connection._idle.values()))
+    assert operator.found == []
+
+
+def test_a_reset_of_a_queue_that_was_left_is_reported(sim: SimCluster) -> None:
+    """F5, B5: the pull of a queue that went to another member is still held."""
+    operator = Operator(sim, 10, 10)
+    ranges, arrivals = operator.begun()
+    ranges.leave(operator.queue)
+    next(arrivals)
+    operator.reset()
+    operator.put()
+
+    wait_until(lambda: next(arrivals) is not None and operator.found == [(operator.queue, 3)])
+    ranges.end()
+    assert ends_of(arrivals) == [(EndReason.STOPPED, None)]
+
+
+def test_a_reset_that_ends_its_range_is_in_the_ranges_end_only(sim: SimCluster) -> None:
+    """F5"""
+    operator = Operator(sim, 10)
+    _, arrivals = operator.begun()
+    operator.reset()
+    operator.put()
+
+    assert ends_of(arrivals) == [(EndReason.EARLY, 3)]
+    assert operator.found == []
+
+
+def test_a_reset_that_was_read_and_not_yielded_is_reported(sim: SimCluster) -> None:
+    """F5: the batch has ended meanwhile."""
+    operator = Operator(sim, 10)
+    ranges, arrivals = operator.begun()
+    ranges._fetcher.ranges[0].failure = QueueReset("reset", 3)
+    ranges.end()
+
+    assert ends_of(arrivals) == [(EndReason.STOPPED, None)]
+    assert operator.found == [(operator.queue, 3)]
+
+
+def test_a_connection_that_breaks_after_the_batch_is_not_used_again(sim: SimCluster) -> None:
+    operator = Operator(sim, 10)
+    ranges, arrivals = operator.begun()
+    ranges.end()
+    list(arrivals)
+    name = f"rocketmq-late-{sim.broker_addresses['broker-a']}"
+    [late] = [thread for thread in threading.enumerate() if thread.name == name]
+    sim.stop_broker("broker-a")
+
+    late.join(PATIENCE_S)
+    assert not any(pull_connection._idle.values())
 
 
 @pytest.fixture

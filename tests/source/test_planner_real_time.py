@@ -86,6 +86,18 @@ def test_a_queue_that_was_reset_before_its_tasks_begin_gets_another_plan() -> No
     assert len(planning.planner.runnable(planning.offset)) == 2
 
 
+def test_a_reset_that_a_task_has_found_is_followed_by_the_next_plan() -> None:
+    """F5, I3: it came with the answer to a pull of the batch before."""
+    planning = in_real_time({A0: (0, 9), A1: (0, 9)})
+    opened(planning)
+    planning.commit(A1, 9)
+    planning.ownership.resets[A1] = 3
+
+    assert opened(planning) == {A0: QueueState(0, 1), A1: QueueState(3, 2)}
+    assert planning.store.read("g")[A1].was_reset
+    assert opened(planning) == {A0: QueueState(0, 1), A1: QueueState(3, 2)}
+
+
 def test_a_queue_that_another_member_claimed_before_its_tasks_begin_is_left_to_it() -> None:
     """B5"""
     planning = in_real_time({A0: (0, 9), A1: (0, 9)})

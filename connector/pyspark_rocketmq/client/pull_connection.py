@@ -223,6 +223,11 @@ class PullConnection(Generic[PullT]):
         return self._transport.address
 
     @property
+    def is_confirmed(self) -> bool:
+        """Whether the server's name is checked, or need not be; before that, no pull is sent."""
+        return self._is_confirmed
+
+    @property
     def in_flight(self) -> int:
         """Number of pulls sent and not answered."""
         return len(self._waiting)

@@ -132,6 +132,17 @@ class PullTask(NamedTuple):
     """Whether the pull asks for the message that was the last one when the read was planned (rule 7)."""
 
 
+def reset_in(of: ReadRange, task: PullTask, outcome: PullResult | RocketMQError) -> int | None:
+    """Return the offset to which an operator has reset the group, by the answer to a pull; None without one.
+
+    ``of`` is the range of the pull. A slave has no resets, and a reader without a group follows none.
+    """
+    is_to_master = task.broker_id == MASTER_ID and not of.is_slave
+    if not (isinstance(outcome, PullResult) and is_to_master and of.settings.is_group_read):
+        return None
+    return outcome.reset_from(task.queue_offset)
+
+
 class FetchedChunks(NamedTuple):
     """The next chunks of one range; a chunk is one answer's messages, not decoded yet."""
 

@@ -98,6 +98,13 @@ class QueueOwnership(Protocol):
         """Report that another consumer has claimed ``queue`` in the offset store."""
         ...
 
+    def take_resets(self) -> Mapping[MessageQueue, int]:
+        """Return and remove the targets of operators' resets that pulls of this query have met, by queue.
+
+        Only the caller follows them: the brokers have forgotten them.
+        """
+        ...
+
     def reclaim(self, queue: MessageQueue) -> None:
         """Give a held queue a new grant, because it has been in no plan for too long.
 
@@ -191,7 +198,7 @@ class PlanWatcher(Protocol):
         ...
 
     def replan(self, plan: int, reason: str) -> None:
-        """Report that the plan is outdated: it lacks queues of this member, or a broker has moved."""
+        """Report that the plan is outdated: it lacks queues or a reset, or a broker has moved."""
         ...
 
     def leaves(self, plan: int) -> None:
@@ -261,6 +268,8 @@ class RunningMember:
         """Number of the newest plan that was reported to the watcher."""
         self._masters_at_plan: Mapping[str, BrokerAddress | None] = {}
         """Addresses of the masters when the newest plan was made, by the names of its brokers."""
+        self._resets: dict[MessageQueue, int] = {}
+        """Targets of resets for the next plan."""
         self._outdated = 0
         """Number of the newest plan of which the watcher was informed that it is outdated."""
 
@@ -345,6 +354,18 @@ class RunningMember:
     def claimed_by_other(self, queue: MessageQueue) -> None:
         """Report that another consumer has claimed ``queue`` in the offset store."""
         self._notify(lambda machine, now_s: machine.claimed_by_other(queue, now_s))
+
+    def reset_found(self, queue: MessageQueue, target: int) -> None:
+        """Note an operator's reset for :meth:`take_resets`, and report that the plan is outdated."""
+        with self._guard:
+            self._resets[queue] = target
+        self._wake.set()
+
+    def take_resets(self) -> Mapping[MessageQueue, int]:
+        """Return and remove the targets of the resets that were noted, by queue."""
+        with self._guard:
+            resets, self._resets = self._resets, {}
+        return resets
 
     def reclaim(self, queue: MessageQueue) -> None:
         """Give a held queue a new grant, under which it must be claimed in the offset store again."""
@@ -456,32 +477,33 @@ class RunningMember:
         self._report_outdated(self._watcher)
 
     def _report_outdated(self, watcher: PlanWatcher) -> None:
-        """Report, once for each plan, that it lacks a queue of this member, or that a broker has moved.
+        """Report, once for each plan, that it lacks a queue or a reset, or that a broker has moved.
 
         In real time a plan is in use for minutes, and its tasks have only the brokers' addresses of the plan.
         A queue that the plan's tasks had to give up, and that this member has got back since, counts as
         lacking: the tasks do not take it up again.
         """
 
-        def gained(machine: Membership, now_s: float) -> tuple[int, list[MessageQueue]]:
+        def gained(machine: Membership, now_s: float) -> tuple[int, list[MessageQueue], list[MessageQueue]]:
             held = machine.plannable(now_s)
             new = [
                 queue
                 for queue, grant in held.items()
                 if queue in self._given_up or self._offered.get(queue) != grant
             ]
-            return machine.plan_under_way()[0], new
+            return machine.plan_under_way()[0], new, sorted(self._resets)
 
-        plan, queues = self._query(gained)
+        plan, queues, resets = self._query(gained)
         moved = self._moved_broker()
-        if plan == self._outdated or not (queues or moved):
+        if plan == self._outdated or not (queues or resets or moved):
             return
         self._outdated = plan
-        reason = (
-            f"this member got {counted(len(queues), 'queue')}, such as {min(queues)}"
-            if queues
-            else f"broker {peer_text(moved)} has another address"
-        )
+        if queues:
+            reason = f"this member got {counted(len(queues), 'queue')}, such as {min(queues)}"
+        elif resets:
+            reason = f"an operator has reset {resets[0]}"
+        else:
+            reason = f"broker {peer_text(moved)} has another address"
         watcher.replan(plan, reason)
 
     def _moved_broker(self) -> str:

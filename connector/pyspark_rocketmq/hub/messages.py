@@ -365,6 +365,20 @@ class QueueStands:
 
 
 @dataclass(frozen=True, slots=True)
+class ResetFound:
+    """An operator has reset the group's offset of a queue; the planner is to follow that in its next plan.
+
+    A broker has reported it to a pull, and no range's end has it: for example because the pull's batch was
+    over by then. The driver passes the message on to the planner.
+    """
+
+    kind: ClassVar[str] = "reset"
+    queue: Queue
+    target: int
+    """The offset to go on from."""
+
+
+@dataclass(frozen=True, slots=True)
 class CallsEnded:
     """Report that no listener call is left that was running when the batch's end was announced.
 
@@ -603,13 +617,14 @@ FromTask = (
     | NothingToCut
     | QueuesReleased
     | QueueStands
+    | ResetFound
     | CallsEnded
     | TaskIdle
     | TaskFailed
     | TaskDone
 )
 ToDriver = FromPlanner | FromTask
-ToPlanner = SlotsKnown | QueuesHeldUp | PlanOver | QueuesFree | StorageRenewed
+ToPlanner = SlotsKnown | QueuesHeldUp | PlanOver | QueuesFree | ResetFound | StorageRenewed
 ToTask = (
     TaskMayBegin
     | TaskMayGoOn

@@ -27,6 +27,7 @@ from pyspark_rocketmq.hub.messages import (
     QueuesHeldUp,
     QueuesLeaving,
     ReplanWanted,
+    ResetFound,
     SlotsKnown,
     StorageRenewed,
     StorageWanted,
@@ -50,13 +51,17 @@ _AGAIN_AFTER_S: Final = 5.0
 
 
 class QueueLocks(Protocol):
-    """The part of a group's member that the planner's connection uses: it unlocks queues that are free."""
+    """The part of a group's member that the planner's connection uses: it gets the driver's reports."""
 
     def free(self, plan: int, queues: Collection[MessageQueue] | None) -> None:
         """Note that other members may have these queues of a plan, all of them if None.
 
         Ignored unless it is the newest plan.
         """
+        ...
+
+    def reset_found(self, queue: MessageQueue, target: int) -> None:
+        """Note an operator's reset of a queue, so that the next plan follows it, and is made soon."""
         ...
 
 
@@ -90,7 +95,7 @@ class PlannerControl:
         """Reason why queues cannot be consumed, from the driver's last report; empty without one."""
 
     def start(self, member: QueueLocks) -> None:
-        """Begin to report finished queues to ``member``; return immediately."""
+        """Begin to report finished queues, and resets, to ``member``; return immediately."""
         self._member = member
         # A daemon, because Spark decides when the process ends.
         threading.Thread(target=self._run, name="rocketmq-driver-connection", daemon=True).start()
@@ -213,6 +218,8 @@ class PlannerControl:
                 self._member.free(plan, None)
             case QueuesFree(plan, queues):
                 self._member.free(plan, queues)
+            case ResetFound(queue, target):
+                self._member.reset_found(queue, target)
             case SlotsKnown(slots, calls_end_s):
                 self._slots, self._calls_end_s = slots, calls_end_s
                 self._are_slots_known.set()

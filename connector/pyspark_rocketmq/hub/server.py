@@ -28,6 +28,7 @@ from pyspark_rocketmq.hub.messages import (
     QueuesReleased,
     QueueStands,
     ReplanWanted,
+    ResetFound,
     StorageRenewed,
     StorageWanted,
     StoreChanged,
@@ -199,6 +200,8 @@ class HubServer(ConnectionLoop):
                 | CallsEnded()
             ):
                 self._act(self._progress_event(connection, message))
+            case ResetFound():
+                self._act(self._state.reset_found(message))
             case QueuesLeaving() | ReplanWanted() | PlannerLeaving():
                 self._act(self._plan_event(message))
             case _:

@@ -54,6 +54,7 @@ from pyspark_rocketmq.hub.messages import (
     QueuesFree,
     QueuesHeldUp,
     QueueStands,
+    ResetFound,
     SlotsKnown,
     TaskBegins,
     TaskError,
@@ -235,6 +236,8 @@ class HubState:
         self._planner_lost_s: float | None = None
         # On free queues of the newest plan, for a planner that connects again.
         self._free_reports: list[QueuesFree | PlanOver] = []
+        # For a planner that is not connected.
+        self._resets: list[ResetFound] = []
         self._plan = 0
         self._plan_queues: Queues = _NOTHING
         self._leaving: Queues = _NOTHING
@@ -243,10 +246,10 @@ class HubState:
         """Queues that the planner had to give away at any time in this batch."""
         self._batch_id: int | None = None
         self._slots = slots
+        # Maximum number of tasks of the next batch, 0 for any number: that of ``_slots``. It differs only if
+        # the last batch ended because some of its tasks had not begun: then it is the number that had begun,
+        # without the slots to leave free.
         self._most_planned = slots.most_planned
-        """Maximum number of tasks of the next batch, 0 for any number: that of ``_slots``. It differs only if
-        the last batch ended because some of its tasks had not begun: then it is the number that had begun,
-        without the slots to leave free."""
         self._held_up = ""
         self._tasks: dict[str, _Task] = {}
         self._owner: dict[MessageQueue, _Task] = {}
@@ -285,11 +288,13 @@ class HubState:
         """Note that the planner is connected, and send it the current limits.
 
         It also gets all reports on free queues of the newest plan again, since it may have missed some while
-        it was not connected. The peer of the last call counts as the planner.
+        it was not connected, and the resets that were found meanwhile. The peer of the last call counts as
+        the planner.
         """
         self._planner, self._planner_lost_s, self._last_plan = peer, None, None
         limits = self._slots_report() + (self._held_up_report() if self._held_up else [])
-        return [*limits, *(Send(peer, report) for report in self._free_reports)]
+        resets, self._resets = self._resets, []
+        return [*limits, *(Send(peer, report) for report in (*self._free_reports, *resets))]
 
     def plan_made(self, number: int, queues: Queues) -> None:
         """Note a new plan; ignored unless its number is higher than the last plan's."""
@@ -608,6 +613,12 @@ class HubState:
             return []
         self._open.stands(f"{stands.queue}: {stands.reason}", now_s, at_once=stands.is_reset)
         return self._end_if_due(now_s)
+
+    def reset_found(self, found: ResetFound) -> list[Action]:
+        """Pass an operator's reset on to the planner, or keep it until the planner is connected."""
+        if self._planner is None:
+            self._resets.append(found)
+        return self._to_planner(found)
 
     def calls_ended(self, peer: Hashable, task_id: str, now_s: float) -> list[Action]:
         """Note that a task has no call left that was running when the batch's end was announced.

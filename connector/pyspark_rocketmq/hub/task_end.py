@@ -54,6 +54,7 @@ from pyspark_rocketmq.hub.messages import (
     PartTaken,
     QueuesReleased,
     QueueStands,
+    ResetFound,
     TaskBegins,
     TaskDirty,
     TaskDone,
@@ -815,6 +816,24 @@ def ask_driver(
         return instructions
     instructions.forget()
     return None
+
+
+def report_reset(terms: ControlEndpoint, queue: MessageQueue, target: int) -> None:
+    """Report to the driver an operator's reset that no range's end has, so that the planner follows it.
+
+    The task that pulled may have ended. This may wait for ten seconds, and then logs that the driver could
+    not be reached.
+    """
+    connection = _surely_connected(terms)
+    if connection is not None:
+        connection.send(ResetFound(queue, target))
+        return
+    logger.warning(
+        "reset not followed, the driver cannot be reached or its query has ended; reset it again if still "
+        "wanted %s target=%d",
+        queue,
+        target,
+    )
 
 
 def _registered(

@@ -24,6 +24,7 @@ from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from enum import Enum, auto
+from functools import partial
 from itertools import groupby
 from operator import attrgetter
 from typing import Final, NamedTuple
@@ -32,11 +33,18 @@ from pyspark_rocketmq.client.pool import ConnectionSettings
 from pyspark_rocketmq.client.pull_connection import PullConnection, acquire_connection, release_connection
 from pyspark_rocketmq.client.transport import RECEIVE_TICK_S, Poller, Wake, await_readable
 from pyspark_rocketmq.clock import Clock, SystemClock
-from pyspark_rocketmq.consume.fetch_window import FetchedChunks, FetchWindow, PullTask, RangeWindow
+from pyspark_rocketmq.consume.fetch_window import (
+    FetchedChunks,
+    FetchWindow,
+    PullTask,
+    RangeWindow,
+    reset_in,
+)
 from pyspark_rocketmq.consume.slave_reads import MASTER_ID
 from pyspark_rocketmq.errors import BrokerError, ChannelClosed, RocketMQError
 from pyspark_rocketmq.model import BrokerAddress, MessageQueue, PulledBody
 from pyspark_rocketmq.options.subscription import EVERYTHING
+from pyspark_rocketmq.source.late_answers import read_late_answers
 from pyspark_rocketmq.source.ranges import QueuePartition
 from pyspark_rocketmq.wire.codes import PullSysFlag, ResponseCode
 from pyspark_rocketmq.wire.command import RemotingCommand
@@ -126,6 +134,11 @@ class _Order(Enum):
 
 
 _Answers = Iterable[tuple[_Pull, PullResult | RocketMQError]]
+ResetFound = Callable[[MessageQueue, int], None]
+"""Gets an operator's reset of a queue to an offset, which no range's end has.
+
+It is called on any thread, and may wait.
+"""
 
 
 class Fetcher:
@@ -138,13 +151,17 @@ class Fetcher:
         self,
         partitions: Sequence[QueuePartition],
         *,
+        reset_found: ResetFound | None = None,
         clock: Clock | None = None,
         sleep: Callable[[float], None] | None = None,
     ) -> None:
         """Prepare to read ``partitions``, which share one query's options; nothing is connected yet.
 
+        ``reset_found`` gets a reset from an answer that comes when its range is over, also after the end of
+        ``arrivals``: a broker reports a reset only once. Without it, such answers are not read.
         ``sleep`` is called instead of waiting for the end of a pause; for tests.
         """
+        self._reset_found = reset_found
         self._clock = clock or SystemClock()
         self._sleep = sleep or self._await_wake
         self._timeout_s = max((each.settings.request_timeout_s for each in partitions), default=0.0)
@@ -250,13 +267,21 @@ class Fetcher:
         finally:
             self._wake = None
             wake.close()
-            # A caller that stops halfway (a LIMIT, a killed task) leaves unread answers: release closes such
-            # a connection.
             for place, connection in self._connections.items():
-                release_connection(connection, self._clock, place.settings)
+                self._release(place, connection)
             self._connections.clear()
             self._connecting.clear()
             self._release_connected()
+
+    def _release(self, place: _Place, connection: PullConnection[_Pull]) -> None:
+        if self._reset_found is not None and connection.in_flight and connection.is_confirmed:
+            # The windows may hold many messages, and must not live as long as the last answers take.
+            take_in = partial(_report_resets, self._partitions, self._reset_found)
+            read_late_answers(connection, self._clock, place.settings, self._timeout_s, take_in)
+        else:
+            # A caller that stops halfway (a LIMIT, a killed task) leaves unread answers, with which this
+            # closes the connection.
+            release_connection(connection, self._clock, place.settings)
 
     def _follow_orders(self) -> None:
         while self._orders:
@@ -344,6 +369,9 @@ class Fetcher:
                 continue
             if self._gone_away and isinstance(outcome, PullResult):
                 self._gone_away.discard(place)
+            window = self._window.ranges[pull.task.range_index]
+            if self._reset_found is not None and (window.is_stopped or window.failure is not None):
+                _report_resets(self._partitions, self._reset_found, [(pull, outcome)])
             self._window.answered(pull.task, outcome, now_s)
         if refused:
             self._go_away(place, refused)
@@ -466,6 +494,15 @@ class Fetcher:
         for connection in self._connections.values():
             body = connection.buffer.retain(body)
         return body
+
+
+def _report_resets(partitions: Sequence[QueuePartition], reset_found: ResetFound, answers: _Answers) -> None:
+    """Report the operators' resets in answers to pulls whose ranges are over."""
+    for pull, outcome in answers:
+        of = partitions[pull.task.range_index]
+        target = reset_in(of, pull.task, outcome)
+        if target is not None:
+            reset_found(of.planned.queue, target)
 
 
 def _request(partition: QueuePartition, *, held_s: float = 0.0) -> PullRequest:

@@ -669,6 +669,7 @@ class GroupProgress:
                 queue,
                 self._resets.pop(queue),
             )
+        self._take_in(self._ownership.take_resets())
         if self._reset_watch is not None:
             self._take_in(self._reset_watch.found())
         # If brokers are the store, one that is away cannot store a reset: its queues wait, the others go on.

@@ -13,10 +13,11 @@ from functools import partial
 from typing import Final
 
 from pyspark_rocketmq.clock import Clock
+from pyspark_rocketmq.consume.fetch_window import QueueReset
 from pyspark_rocketmq.consume.read_range import PullThresholds
 from pyspark_rocketmq.errors import RocketMQError
 from pyspark_rocketmq.model import MessageQueue
-from pyspark_rocketmq.source.fetcher import Fetcher
+from pyspark_rocketmq.source.fetcher import Fetcher, ResetFound
 from pyspark_rocketmq.source.prefetch import prefetch
 from pyspark_rocketmq.source.range_reader import DecodedChunks, Messages, RangeReader, decode_chunks
 from pyspark_rocketmq.source.ranges import QueuePartition
@@ -47,6 +48,7 @@ class RangeArrivals:
         *,
         few_as_objects: bool = True,
         pulls_ahead: bool = False,
+        reset_found: ResetFound | None = None,
         clock: Clock | None = None,
         sleep: Callable[[float], None] | None = None,
     ) -> None:
@@ -60,6 +62,8 @@ class RangeArrivals:
                 columns.
             pulls_ahead: Whether a thread pulls the next messages while the caller works on the newest ones;
                 only for ranges that have an end.
+            reset_found: Gets each operator's reset that a pull has met and that is in no end of a range
+                which was yielded. May be called until the last pulls are answered, on any thread.
             clock: The clock of pauses and time-outs.
             sleep: Called instead of waiting for the end of a pause; for tests.
         """
@@ -72,7 +76,8 @@ class RangeArrivals:
         self._pulls_ahead = pulls_ahead
         self._again: list[RangeReader] = []
         """Readers that go on with another fetcher, because a thread is using this one."""
-        self._made_fetcher = partial(Fetcher, clock=clock, sleep=sleep)
+        self._reset_found = reset_found
+        self._made_fetcher = partial(Fetcher, reset_found=reset_found, clock=clock, sleep=sleep)
         self._fetcher = self._begun_fetcher()
         self._left: set[MessageQueue] = set()
         """Queues of which nothing more is yielded."""
@@ -164,6 +169,7 @@ class RangeArrivals:
         finally:
             # Not left to the garbage collector: a connection with unread answers must not be kept.
             fetched.close()
+            self._report_resets()
 
     def _compared_ahead(self) -> Iterator[Arrival]:
         """Yield an end for each range that must not be read, because of :meth:`RangeReader.compare_ahead`."""
@@ -171,6 +177,14 @@ class RangeArrivals:
             for end in reader.compare_ahead():
                 window.stop()
                 yield reader.arrival([end])
+
+    def _report_resets(self) -> None:
+        """Report the resets that pulls have met, and that no end of a range has which was yielded."""
+        if self._reset_found is None:
+            return
+        for reader, window in zip(self._readers, self._fetcher.ranges, strict=True):
+            if isinstance(window.failure, QueueReset) and not reader.is_done:
+                self._reset_found(reader.partition.planned.queue, window.failure.target)
 
     def _goes_on(self, reader: RangeReader) -> bool:
         return not reader.is_done and reader.partition.planned.queue not in self._left
@@ -215,15 +229,18 @@ def _add_pieces(
     return None
 
 
-def closed_arrivals(partitions: Sequence[QueuePartition]) -> Iterator[list[Arrival]]:
+def closed_arrivals(
+    partitions: Sequence[QueuePartition], reset_found: ResetFound | None = None
+) -> Iterator[list[Arrival]]:
     """Read ranges that have an end; yield a list of messages and ends for all that is decoded together.
 
-    All messages are in columns.
+    All messages are in columns. ``reset_found`` is as in :class:`RangeArrivals`.
 
     Raises:
         RocketMQError: See :meth:`RangeArrivals.arrivals`.
     """
-    return RangeArrivals(partitions, few_as_objects=False, pulls_ahead=True).arrivals()
+    ranges = RangeArrivals(partitions, few_as_objects=False, pulls_ahead=True, reset_found=reset_found)
+    return ranges.arrivals()
 
 
 def share_of(partition: QueuePartition, count: int) -> QueuePartition:

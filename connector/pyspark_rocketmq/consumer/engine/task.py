@@ -30,9 +30,10 @@ from pyspark_rocketmq.consumer.engine.cutting import CutThread, OwnCommits, Task
 from pyspark_rocketmq.consumer.engine.output import ACK_COLUMN, Consumed, CutTogether
 from pyspark_rocketmq.consumer.engine.parts import GrowingPart, GrowingPlace, PartSender, undone_by_errors
 from pyspark_rocketmq.errors import RocketMQError, without_frames
-from pyspark_rocketmq.hub.task_end import ControlEndpoint, Fate, TaskControl, ask_driver
+from pyspark_rocketmq.hub.task_end import ControlEndpoint, Fate, TaskControl, ask_driver, report_reset
 from pyspark_rocketmq.model import MessageQueue
 from pyspark_rocketmq.sinks.base import CommitsInTask, RowWriter, sends_rows
+from pyspark_rocketmq.source.fetcher import ResetFound
 from pyspark_rocketmq.source.range_arrivals import RangeArrivals, closed_arrivals
 from pyspark_rocketmq.source.ranges import QueuePartition, Ticket
 from pyspark_rocketmq.source.reader import freeze_modules, tickets_in
@@ -259,8 +260,9 @@ class BatchTask:
             could_ask = instructions is not None if tickets and self._terms is not None else None
             is_held_back = could_ask is False and self._terms is not None and self._terms.must_ask
             columns = self._engine.needed_columns if isinstance(self._engine, ReadsColumns) else None
+            reset_found = None if self._terms is None else partial(report_reset, self._terms)
             with _failure_reported(instructions):
-                source = _source_of(() if is_held_back else tickets, instructions, columns)
+                source = _source_of(() if is_held_back else tickets, instructions, columns, reset_found)
                 brought = self._engine(source, instructions or NO_INSTRUCTIONS)
             passed_over = partial(_passed_over, tickets, instructions, is_held_back=is_held_back)
             finished = self._written(brought, instructions, passed_over)
@@ -332,17 +334,23 @@ def _failure_reported(instructions: TaskControl | None) -> Iterator[None]:
 
 
 def _source_of(
-    tickets: Sequence[Ticket], instructions: TaskControl | None, columns: tuple[str, ...] | None
+    tickets: Sequence[Ticket],
+    instructions: TaskControl | None,
+    columns: tuple[str, ...] | None,
+    reset_found: ResetFound | None,
 ) -> Source:
     """Return the source that reads the tickets' ranges, which are either all open or all closed.
 
-    ``columns`` are those of a :class:`ReadsColumns`; None for another engine.
+    ``columns`` are those of a :class:`ReadsColumns`; None for another engine. ``reset_found`` gets resets
+    that are in no range's end.
     """
     if not any(ticket.open_for_s for ticket in tickets):
-        return ClosedSource(_read(tickets, instructions, columns))
+        return ClosedSource(_read(tickets, instructions, columns, reset_found))
     begun = list(chain.from_iterable(_begun(ticket, instructions, columns) for ticket in tickets))
     # If all ranges were given up already, the engine gets an empty source and ends immediately.
-    return RangeArrivals(begun, few_as_objects=columns is None) if begun else ClosedSource(())
+    if not begun:
+        return ClosedSource(())
+    return RangeArrivals(begun, few_as_objects=columns is None, reset_found=reset_found)
 
 
 def _begun(
@@ -357,11 +365,14 @@ def _begun(
 
 
 def _read(
-    tickets: Iterable[Ticket], instructions: TaskControl | None, columns: tuple[str, ...] | None
+    tickets: Iterable[Ticket],
+    instructions: TaskControl | None,
+    columns: tuple[str, ...] | None,
+    reset_found: ResetFound | None,
 ) -> Iterator[Sequence[Arrival]]:
     """Read the tickets' ranges in order, except those that the driver has given up when it is their turn."""
     for ticket in tickets:
-        yield from closed_arrivals(_begun(ticket, instructions, columns))
+        yield from closed_arrivals(_begun(ticket, instructions, columns), reset_found=reset_found)
 
 
 def _passed_over(
