@@ -19,6 +19,7 @@ from pyspark_rocketmq.listeners.arrow_listener import ArrowListener, PandasListe
 from pyspark_rocketmq.listeners.context import ConsumeConcurrentlyContext, ConsumeOrderlyContext
 from pyspark_rocketmq.listeners.direct_consume import DirectConsumer
 from pyspark_rocketmq.model import ConsumeFromWhere, MessageExt, MessageModel, MessageQueue, QueueState
+from pyspark_rocketmq.offsets.broker import BrokerOffsetStore
 from pyspark_rocketmq.offsets.open import MemoryOffsetStore
 from pyspark_rocketmq.offsets.store import QueueCommit
 from pyspark_rocketmq.options.read import ReadOptions
@@ -31,6 +32,7 @@ from pyspark_rocketmq.wire.requests.client_info import (
 from pyspark_rocketmq.wire.subscription import build_subscription
 from tests.helpers.fake_clock import FakeClock
 from tests.helpers.messages import message_at
+from tests.helpers.offsets_at_brokers import OffsetsAtBrokers
 
 HELD, OTHERS = MessageQueue("orders", "broker-a", 0), MessageQueue("orders", "broker-a", 1)
 
@@ -41,12 +43,17 @@ class Member:
 
     queues: dict[MessageQueue, float]
     notifications: list[None] = field(default_factory=list)
+    resets: dict[MessageQueue, int] = field(default_factory=dict)
+    """For the next plan."""
 
     def held(self) -> Mapping[MessageQueue, float]:
         return self.queues
 
     def notified(self) -> None:
         self.notifications.append(None)
+
+    def reset_found(self, queue: MessageQueue, target: int) -> None:
+        self.resets[queue] = target
 
 
 def opened(options: ReadOptions) -> Callable[[], ConsumeOne] | None:
@@ -81,7 +88,13 @@ class Desk:
             consume_from_where=ConsumeFromWhere.CONSUME_FROM_LAST_OFFSET,
             subscriptions=(build_subscription("orders", "paid", sub_version=1),),
         )
-        self.desk.serve(self.member, HeartbeatData(client_id="me", consumers=(consumer,)))  # type: ignore[arg-type]
+        self.unfenced: list[set[MessageQueue]] = []
+        """Queues of each report of resets that no epoch fences off."""
+        self.desk.serve(
+            self.member,  # type: ignore[arg-type]
+            HeartbeatData(client_id="me", consumers=(consumer,)),
+            lambda queues: self.unfenced.append(set(queues)),
+        )
 
 
 @pytest.fixture
@@ -112,6 +125,20 @@ def test_a_reset_moves_the_queues_held_and_fences_the_batch_under_way(at: Desk) 
     rows = at.store.read("progress")
     assert (rows[HELD].next_offset, rows[OTHERS].next_offset) == (1, 7)
     assert rows[HELD].epoch == epoch + 1
+    assert (at.member.resets, at.unfenced) == ({}, [set()])
+
+
+def test_a_reset_in_a_store_at_the_brokers_is_stored_again_by_the_next_plan(clock: FakeClock) -> None:
+    """F5: nothing there keeps a commit that is under way from replacing it."""
+    at = Desk(clock)
+    brokers = OffsetsAtBrokers("progress")
+    brokers.offsets = {HELD: 5, OTHERS: 7}
+    at.desk._store = BrokerOffsetStore(brokers)
+
+    at.desk.reset_offsets("g", "orders", {HELD: 1, OTHERS: 1})
+
+    assert brokers.offsets == {HELD: 1, OTHERS: 7}
+    assert (at.member.resets, at.unfenced) == ({HELD: 1}, [{HELD}])
 
 
 @pytest.mark.parametrize(

@@ -74,7 +74,7 @@ TO_DRIVER: tuple[tuple[ToDriver, str], ...] = (
     (QueuesLeaving(1, BOTH), f'{{"type":"leaving","plan":1,"queues":{_BOTH}}}'),
     (ReplanWanted(1, "a queue more"), '{"type":"replan","plan":1,"reason":"a queue more"}'),
     (PlannerLeaving(1), '{"type":"bye","plan":1}'),
-    (StoreChanged(), '{"type":"look"}'),
+    (StoreChanged(BOTH), f'{{"type":"look","unfenced":{_BOTH}}}'),
     (StorageWanted(), '{"type":"storage"}'),
     (QueryDrained(), '{"type":"drained"}'),
     (

@@ -351,6 +351,14 @@ def test_a_queue_that_was_claimed_or_reset_is_dropped_and_ends_the_batch() -> No
     assert announced(actions) == BOTH_END
 
 
+def test_a_queue_that_was_reset_without_an_epoch_is_dropped_and_ends_the_batch() -> None:
+    """F5: the brokers are the store."""
+    driver = Driver()
+    actions = driver.state.unfenced_reset(frozenset({A}), 101.0)
+    assert sent(actions, GiveUpQueues) == [GiveUpQueues("one", frozenset({A}), is_dropped=True)]
+    assert announced(actions) == BOTH_END
+
+
 def test_a_queue_that_leaves_anyway_does_not_end_the_batch() -> None:
     """B5: losing a queue needs no new plan."""
     driver = Driver()

@@ -188,7 +188,7 @@ def test_a_reset_is_looked_for_when_the_planner_says_so_and_dropped(driver: Driv
     """F5"""
     instructions = driver.ask(A)
     assert instructions.begins(A)
-    planner.client.send(StoreChanged())
+    planner.client.send(StoreChanged(frozenset()))
     wait_until(lambda: driver.looks, PATIENCE_S, reason="A look at the store")
     assert driver.hub.query(lambda state: state.is_watched)
     driver.hub.report(lambda state: state.moved({A: 2}, state.batches, 0.0))
@@ -197,6 +197,18 @@ def test_a_reset_is_looked_for_when_the_planner_says_so_and_dropped(driver: Driv
     assert instructions.fate(A) is Fate.DROPPED
     instructions.released(A)
     planner.await_freed(A)
+
+
+def test_a_queue_that_was_reset_where_no_epoch_fences_its_batch_off_is_dropped(
+    driver: Driver, planner: Planner
+) -> None:
+    """F5: the brokers are the store."""
+    instructions = driver.ask(A, B)
+    assert instructions.begins(A)
+    planner.client.send(StoreChanged(frozenset({A})))
+
+    await_given_up(instructions, A)
+    assert (instructions.fate(A), instructions.fate(B)) == (Fate.DROPPED, Fate.KEPT)
 
 
 def test_a_task_that_has_ended_leaves_a_copy(driver: Driver, planner: Planner) -> None:

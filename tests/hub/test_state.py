@@ -286,6 +286,32 @@ def test_epochs_read_before_a_batch_drop_nothing_of_it() -> None:
     ]
 
 
+def test_nothing_more_is_committed_of_a_queue_that_was_reset_without_an_epoch() -> None:
+    """F5: also of what its task has handed over or ended with, unless the queue is free."""
+    driver = Driver()
+    driver.begins("one", A, B)
+    driver.begins("two", C, partition=1)
+    driver.is_done("two", C)
+
+    actions = driver.state.unfenced_reset(frozenset({A, C, D}), 0.0)
+    assert actions == [Send("peer of one", GiveUpQueues("one", frozenset({A}), is_dropped=True))]
+    assert driver.state.unfenced_reset(frozenset({A}), 0.0) == []
+    rest = driver.state.rest([part("one", A, B), part("two", C)])
+    assert rest is not None
+    assert rest.without == {A, C}
+
+
+def test_a_reset_without_an_epoch_leaves_a_queue_to_its_next_owner() -> None:
+    """F5, B5: its part is committed, and the planner has unlocked it."""
+    driver = Driver()
+    driver.begins("one", A, B)
+    driver.state.must_leave(1, frozenset({A}), 0.0)
+    driver.hands_over("one", A)
+    driver.state.committed(frozenset(), 0.0)
+
+    assert driver.state.unfenced_reset(frozenset({A}), 0.0) == []
+
+
 def test_a_reset_that_a_task_has_found_is_passed_on_to_the_planner_also_later() -> None:
     """F5: its broker has forgotten it."""
     state = HubState(must_ask=True)

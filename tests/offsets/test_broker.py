@@ -73,6 +73,7 @@ def test_a_claim_is_remembered_where_it_was_made(store: BrokerOffsetStore, broke
     store.claim(GROUP, "one", {Q0: 0})
 
     assert store.read(GROUP)[Q0].owner == "one"
+    assert store.reset(GROUP, {Q0: 2})[Q0].owner == "one"
     assert BrokerOffsetStore(brokers).read(GROUP)[Q0].owner == ""
 
 

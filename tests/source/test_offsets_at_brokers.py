@@ -268,3 +268,19 @@ def test_an_idle_queue_in_real_time_is_not_suspended() -> None:
         [planned] = offset_to_plan(planning.offset)[1]
         assert planned.has_open_end
         assert planned.state.suspended_until_s is None
+
+
+# --- a reset by an operator -----------------------------------------------------------------------------------
+
+
+def test_a_reset_is_followed_although_a_commit_was_under_way() -> None:
+    """F5: the commit of the batch has replaced it at the broker."""
+    planning = AtBrokers(A0)
+    assert planning.next() == [(A0, 0, 5)]
+    planning.of_planner.reset("g", {A0: 2})
+    planning.ownership.resets[A0] = 2
+    planning.commit(A0, 5)
+    assert planning.brokers.offsets == {A0: 5}
+
+    assert planning.next() == [(A0, 2, 5)]
+    assert planning.brokers.offsets == {A0: 2}

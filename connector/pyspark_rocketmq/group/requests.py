@@ -6,7 +6,7 @@ import logging
 import sys
 import threading
 import traceback
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
 from typing import Final
 
@@ -16,7 +16,7 @@ from pyspark_rocketmq.display import masked
 from pyspark_rocketmq.errors import RemoteProtocolError
 from pyspark_rocketmq.group.member import RunningMember
 from pyspark_rocketmq.model import MessageExt, MessageModel, MessageQueue, is_retry_topic
-from pyspark_rocketmq.offsets.store import OffsetRow, OffsetStore
+from pyspark_rocketmq.offsets.store import OffsetRow, OffsetStore, is_at_brokers
 from pyspark_rocketmq.options.read import ReadOptions
 from pyspark_rocketmq.wire.codes import CLIENT_VERSION, RequestCode, ResponseCode
 from pyspark_rocketmq.wire.command import RemotingCommand
@@ -54,6 +54,8 @@ logger = logging.getLogger(__name__)
 
 ConsumeOne = Callable[[MessageExt], ConsumeMessageDirectlyResult]
 """Calls the listener with one message; returns its answer or its error."""
+WasReset = Callable[[Collection[MessageQueue]], None]
+"""Gets the queues of a reset if the store has no epochs, otherwise none."""
 
 
 class ClientRemotingProcessor:
@@ -93,7 +95,7 @@ class ClientRemotingProcessor:
         self._guard = threading.Lock()
         """Guards the assignment of ``_consume_one``, which several channels' threads may make."""
         self._consume_one: ConsumeOne | None = None
-        self._was_reset: Callable[[], None] | None = None
+        self._was_reset: WasReset | None = None
         self._handlers: Final[Mapping[int, Callable[[RemotingCommand], RemotingCommand]]] = {
             RequestCode.NOTIFY_CONSUMER_IDS_CHANGED: self._consumer_ids_changed,
             RequestCode.RESET_CONSUMER_CLIENT_OFFSET: self._reset_offsets,
@@ -103,7 +105,7 @@ class ClientRemotingProcessor:
         }
 
     def serve(
-        self, member: RunningMember, heartbeat: HeartbeatData, was_reset: Callable[[], None] | None = None
+        self, member: RunningMember, heartbeat: HeartbeatData, was_reset: WasReset | None = None
     ) -> None:
         """Answer on behalf of ``member`` from now on; call ``was_reset`` after each administrator's reset."""
         self._member, self._heartbeat, self._was_reset = member, heartbeat, was_reset
@@ -186,17 +188,23 @@ class ClientRemotingProcessor:
         """Store the new positions: the next plan starts there, and the running batch cannot commit.
 
         Negative offsets, queues that this member does not hold, other groups and other topics are ignored.
-        See row F5 of ``docs/semantics.md``.
+        See row F5 of ``docs/semantics.md``. If the brokers are the store, a commit that is under way may
+        replace the positions; so the next plan stores them again.
         """
         if consumer_group != self._options.consumer_group or topic not in self._options.all_subscribed():
             return
         held = self._held()
         targets = {queue: offset for queue, offset in next_offsets.items() if queue in held and offset >= 0}
         logger.warning("offsets reset by an administrator group=%s targets=%s", consumer_group, targets)
-        if targets:
-            self._store.reset(self._offset_key, targets)
-            if self._was_reset is not None:
-                self._was_reset()
+        if not targets:
+            return
+        self._store.reset(self._offset_key, targets)
+        unfenced = targets if is_at_brokers(self._store) else {}
+        for queue, target in unfenced.items():
+            assert self._member is not None, "it holds the queue"
+            self._member.reset_found(queue, target)
+        if self._was_reset is not None:
+            self._was_reset(unfenced.keys())
 
     def next_offsets(self, consumer_group: str, topic: str) -> Mapping[MessageQueue, int]:
         """Return the stored next offsets of the topic's queues held here; empty for another group."""

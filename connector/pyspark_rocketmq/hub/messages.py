@@ -237,6 +237,8 @@ class StoreChanged:
     """Queues were reset in the offset store, so the driver must compare the epochs there with the batch's."""
 
     kind: ClassVar[str] = "look"
+    unfenced: Queues
+    """The queues, if the store has no epochs: nothing more of them may be committed in this batch."""
 
 
 @dataclass(frozen=True, slots=True)

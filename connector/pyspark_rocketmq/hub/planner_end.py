@@ -132,9 +132,12 @@ class PlannerControl:
         """
         return self._calls_end_s
 
-    def was_reset(self) -> None:
-        """Report that queues were reset in the offset store, so that the driver compares epochs now."""
-        self._send(StoreChanged())
+    def was_reset(self, unfenced: Collection[MessageQueue]) -> None:
+        """Report that queues were reset in the offset store, so that the driver compares epochs now.
+
+        ``unfenced`` are the queues if the store has no epochs; otherwise it is empty.
+        """
+        self._send(StoreChanged(frozenset(unfenced)))
 
     def storage_options(self) -> Mapping[str, str] | None:
         """Ask the driver for the offset store's current storage options, and return them.

@@ -229,8 +229,9 @@ class HubServer(ConnectionLoop):
                 return self._state.planner_came(connection)
             case PlanMade(plan, queues):
                 self._state.plan_made(plan, queues)
-            case StoreChanged():
+            case StoreChanged(unfenced):
                 self._look()
+                return self._state.unfenced_reset(unfenced, self._clock.monotonic_s())
             case StorageWanted():
                 # Getting credentials may take long, so another thread waits for them.
                 threading.Thread(

@@ -501,6 +501,15 @@ class HubState:
         )
         return self._carry_out(self._cuts.moved(moved, now_s), now_s) + self._give_up(now_s)
 
+    def unfenced_reset(self, queues: Queues, now_s: float) -> list[Action]:
+        """Note that queues were reset in a store without epochs, which takes any commit.
+
+        So nothing more of them may be committed in this batch, as if their epochs had grown.
+        """
+        free = self._settled - self._cuts.ended
+        moved = (queues & self._owner.keys()) - free
+        return self._carry_out(self._cuts.moved(moved, now_s), now_s) + self._give_up(now_s)
+
     def stop(self, now_s: float) -> list[Action]:
         """End the tasks after their running calls, since the query ends; no task may begin any more."""
         self.is_stopping = True

@@ -2,9 +2,10 @@
 
 Like Java's ``RemoteBrokerOffsetStore``: one number per queue, and the last writer wins. Consequences:
 
-* *Nothing is fenced.* A member that lost a queue still stores its offset, and so does a batch that began
-  before an operator's reset. A member reads an offset and stores only a higher one. If another member stores
-  a still higher one between the two, that one is lost, and messages come twice.
+* *Nothing is fenced.* A member that lost a queue still stores its offset, and so does a commit that is under
+  way when an operator resets the group; a member that was notified of the reset stores it again with its next
+  plan. A member reads an offset and stores only a higher one. If another member stores a still higher one
+  between the two, that one is lost, and messages come twice.
 * *No attempts, no suspension.* So it cannot serve orderly consumers, or a sink that needs each row exactly
   once.
 * A broker that crashes loses, by default, the offsets of its last five seconds.
@@ -255,15 +256,16 @@ class BrokerOffsetStore:
         *,
         under: Mapping[MessageQueue, int] | None = None,  # noqa: ARG002 - brokers know no epochs
     ) -> dict[MessageQueue, OffsetRow]:
-        """Store the offsets ``targets``, and return the rows; a running batch may still replace them.
+        """Store the offsets ``targets``, and return the rows; a commit under way may still replace them.
 
         Raises:
             BrokerOffsetUnavailable: If a broker did not answer; others may have stored offsets.
         """
         self._check_group(consumer_group)
         moved = apply_reset({}, consumer_group, targets, 0.0).result
-        self._write({queue: row.next_offset for queue, row in moved.items()})
-        return {queue: self._row(queue, row.next_offset, row.owner) for queue, row in moved.items()}
+        offsets = {queue: row.next_offset for queue, row in moved.items()}
+        self._write(offsets)
+        return self._rows(offsets)
 
     def _check_group(self, consumer_group: str) -> None:
         if consumer_group != self._group.consumer_group:
