@@ -144,7 +144,9 @@ def test_a_range_that_was_not_begun_changes_nothing() -> None:
     said = summary.add(report(ack(Q1)))
 
     assert f"2 queues are suspended since 22:13:20 UTC: {Q0} at offset 0; {Q1}" in (said or "")
-    assert reported == ["No broker accepted a dead letter: No permission."]
+    assert reported == [
+        "No broker accepted a message that was to be sent back or made a dead letter: No permission."
+    ]
 
 
 def test_few_of_many_queues_are_named() -> None:
