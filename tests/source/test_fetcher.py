@@ -39,7 +39,7 @@ KIB = 1024
 
 
 class FetcherPauses(Pauses):
-    def fetcher(self, partitions: list[QueuePartition], **changes: int) -> Fetcher:
+    def fetcher(self, partitions: list[QueuePartition], **changes: Any) -> Fetcher:
         return Fetcher(partitions, clock=self.clock, sleep=self, **changes)
 
 
