@@ -19,6 +19,7 @@ from pyspark_rocketmq.stored_values import (
     RetryCounts,
     RetrySpan,
     spans_of_first,
+    trial_of,
 )
 
 BrokerAddress = NewType("BrokerAddress", str)
@@ -435,7 +436,7 @@ class QueueState(NamedTuple):
     retry_counts: RetryCounts = NO_RETRIES
     """Numbers of times the listener gave back messages from ``next_offset`` on. Empty if it gave back at most
     the first of them, whose number is ``reconsume_times``. The next owner continues counting from them; a
-    reset clears them."""
+    reset clears them. A range of a queue that stands still may have :func:`~.stored_values.trial_of`."""
     last_message: RememberedMessages = NO_MESSAGES
     """Newest messages consumed, if any; they show later whether the queue's offsets began again.
 
@@ -474,8 +475,10 @@ class QueueState(NamedTuple):
 
     @property
     def is_on_trial(self) -> bool:
-        """Whether the queue was suspended because of the message at ``next_offset``."""
-        return self.suspended_until_s is not None and self.reconsume_times > 0
+        """Whether the queue was suspended at the message at ``next_offset``, which may stop it again."""
+        if self.suspended_until_s is None:
+            return False
+        return self.reconsume_times > 0 or self.retry_counts == trial_of(self.next_offset)
 
 
 @dataclass(frozen=True, slots=True)

@@ -279,7 +279,7 @@ class RetrySpan(NamedTuple):
 class RetryCounts(StoredValue[tuple[RetrySpan, ...]]):
     """Numbers of times that the listener gave back messages of a queue.
 
-    Text: a JSON list of ``[start, end, times]``.
+    Text: a JSON list of ``[start, end, times]``. Only :func:`trial_of` has a span with 0 times.
     """
 
     __slots__ = ()
@@ -321,6 +321,14 @@ class RetryCounts(StoredValue[tuple[RetrySpan, ...]]):
 
 
 NO_RETRIES: Final = RetryCounts()
+
+
+def trial_of(next_offset: int) -> RetryCounts:
+    """Return the counts of a queue that stands still at ``next_offset`` for a reason that is not known.
+
+    Its range begins with only the message there, which counts as never given back.
+    """
+    return RetryCounts((RetrySpan(next_offset, next_offset + 1, 0),))
 
 
 def spans_of_first(next_offset: int, times: int) -> tuple[RetrySpan, ...]:

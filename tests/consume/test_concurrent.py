@@ -237,6 +237,40 @@ def test_a_hole_that_stays_ends_the_run_at_once() -> None:
     assert (machine.finished, machine.done, machine.failures.get(0, 0)) == (ConcurrentFinish.SUSPENDED, 0, 3)
 
 
+def test_a_range_on_trial_ends_with_the_first_failure_of_its_first_message() -> None:
+    """E4: the store does not keep how often the message failed; it counts as never given back."""
+    machine = consumption(3, batch=2, failures={0: 0})
+    probe = take(machine)
+    assert (list(probe.indexes), machine.failures_of(probe.indexes), machine.failures) == ([0], [0], {})
+    assert machine.next_delivery(0.0) is None
+
+    machine.answered(probe.number, LATER)
+    machine.sent_back(0, 0.0, is_stored=False)
+    assert (machine.finished, machine.done, machine.failures) == (ConcurrentFinish.SUSPENDED, 0, {0: 1})
+
+
+def test_a_range_on_trial_goes_on_when_its_first_message_is_done() -> None:
+    """E4: a later message is tried twice, as ever."""
+    machine = consumption(3, batch=2, failures={0: 0})
+    machine.answered(take(machine).number, Answer(ReturnType.SUCCESS, 1, 0))
+    assert deliveries(machine) == [[1, 2]]
+    machine.answered(1, LATER)
+    for index in (1, 2):
+        machine.sent_back(index, 0.0, is_stored=False)
+
+    assert deliveries(machine, 5.0) == [[1, 2]]
+
+
+def test_a_trial_that_takes_too_long_ends_the_run() -> None:
+    """E4, E7: no other message waits 5 s for another send-back."""
+    machine = consumption(3, failures={0: 0}, consume_timeout_s=10)
+    take(machine)
+    assert list(machine.expired(10.0)) == [0]
+    machine.sent_back(0, 10.0, is_stored=False)
+
+    assert (machine.finished, machine.calls_lost) == (ConcurrentFinish.SUSPENDED, 1)
+
+
 def test_messages_of_a_call_that_takes_too_long_are_sent_back_without_it() -> None:
     """E7: sixteen in a round, the smallest first; the range ends although the call does not."""
     machine = consumption(20, batch=18, threads=2, consume_timeout_s=900)

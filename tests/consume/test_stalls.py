@@ -2,8 +2,15 @@
 
 from __future__ import annotations
 
-from pyspark_rocketmq.consume.planning import REST_S, StallCounter, StandstillPauses, UncommittedDelivery
-from pyspark_rocketmq.model import MessageQueue, QueueRange, QueueState
+from pyspark_rocketmq.consume.planning import (
+    REST_S,
+    StallCounter,
+    StandstillPauses,
+    UncommittedDelivery,
+    suspended_until,
+)
+from pyspark_rocketmq.model import OPEN_END, MessageQueue, QueueRange, QueueState
+from pyspark_rocketmq.stored_values import trial_of
 
 QUEUE = MessageQueue("orders", "broker-a", 0)
 OTHER = MessageQueue("orders", "broker-a", 1)
@@ -108,7 +115,7 @@ def test_a_queue_rests_for_a_minute() -> None:
 
 def until(pauses: StandstillPauses, next_offset: int, now_s: float) -> float | None:
     """End of the queue's suspension in the plan made at ``now_s``."""
-    return pauses.suspended({QUEUE: QueueState(next_offset, 1)}, now_s)[QUEUE].suspended_until_s
+    return suspended_until(pauses.suspended({QUEUE: QueueState(next_offset, 1)}, now_s)[QUEUE], now_s)
 
 
 def paused() -> StandstillPauses:
@@ -126,6 +133,27 @@ def test_a_queue_without_progress_is_suspended_for_five_seconds() -> None:
     assert until(pauses, 5, NOW_S + 5) is None
     pauses.planned([planned_range(5)])
     assert until(pauses, 5, NOW_S + 9) == NOW_S + 14
+
+
+def test_a_queue_that_stands_still_is_on_trial_until_it_moves() -> None:
+    """E4: or the listener would get the messages behind its first one again each time."""
+    pauses = paused()
+    trial = QueueState(5, 1, suspended_until_s=NOW_S + 5, retry_counts=trial_of(5))
+    assert pauses.suspended({QUEUE: QueueState(5, 1)}, NOW_S + 60) == {QUEUE: trial}
+    assert trial.is_on_trial
+    assert pauses.suspended({QUEUE: QueueState(5, 1)}, NOW_S + 61) == {QUEUE: trial}
+
+    assert pauses.suspended({QUEUE: QueueState(6, 1)}, NOW_S + 62) == {QUEUE: QueueState(6, 1)}
+    assert pauses.suspended({QUEUE: QueueState(5, 1)}, NOW_S + 63) == {QUEUE: QueueState(5, 1)}
+
+
+def test_a_queue_that_stands_still_in_real_time_is_on_trial_at_once() -> None:
+    """E4, I3"""
+    pauses = StandstillPauses()
+    pauses.planned([QueueRange.between(QUEUE, 5, OPEN_END, epoch=1)])
+
+    [state] = pauses.suspended({QUEUE: QueueState(5, 1)}, NOW_S).values()
+    assert (suspended_until(state, NOW_S), state.is_on_trial) == (None, True)
 
 
 def test_a_queue_that_was_not_run_or_has_moved_is_not_suspended() -> None:

@@ -44,6 +44,7 @@ from pyspark_rocketmq.model import (
     QueueRange,
     QueueState,
 )
+from pyspark_rocketmq.stored_values import trial_of
 from tests.helpers.emitted import kept_rows
 from tests.helpers.fake_clock import FakeClock
 from tests.helpers.messages import QUEUE, message_at
@@ -328,6 +329,22 @@ def test_the_next_range_begins_with_only_the_held_message() -> None:
 
     assert seen == [12]
     assert (run.ack().state.next_offset, run.ack().state.reconsume_times) == (12, 3)
+
+
+def test_a_range_on_trial_begins_with_only_its_first_message_and_shows_no_attempt() -> None:
+    """E4: the brokers, as the store, keep no attempts; the listener may not have been open before."""
+    seen: list[tuple[int, int]] = []
+
+    def listener(messages: Sequence[MessageExt], context: ConsumeConcurrentlyContext) -> object:
+        seen.extend((message.queue_offset, message.reconsume_times) for message in messages)
+        return LATER
+
+    planned = QueueRange(QUEUE, QueueState(12, epoch=1, retry_counts=trial_of(12)), 20)
+    run = run_of(listener, planned=planned, offsets=range(12, 20), broker=Broker({12: 1}))
+    run.consume()
+
+    assert seen == [(12, 0)]
+    assert (run.ack().finished, run.ack().state.next_offset) == ("SUSPENDED", 12)
 
 
 def test_rows_given_up_above_a_held_message_come_with_a_later_range() -> None:

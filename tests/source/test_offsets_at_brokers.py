@@ -7,10 +7,11 @@ from typing import Any
 import pytest
 
 from pyspark_rocketmq.errors import BrokerOffsetUnavailable, ConnectFailed, DataLoss, OffsetError
-from pyspark_rocketmq.model import MessageQueue
+from pyspark_rocketmq.model import MessageQueue, QueueState
 from pyspark_rocketmq.offsets.broker import BrokerOffsetStore
 from pyspark_rocketmq.options.positions import EARLIEST, LATEST, QueuePositions
 from pyspark_rocketmq.source.ranges import offset_to_plan
+from pyspark_rocketmq.stored_values import trial_of
 from tests.helpers.offsets_at_brokers import OffsetsAtBrokers
 from tests.source.test_planner import A0, A1, B0, Planning
 
@@ -268,6 +269,52 @@ def test_an_idle_queue_in_real_time_is_not_suspended() -> None:
         [planned] = offset_to_plan(planning.offset)[1]
         assert planned.has_open_end
         assert planned.state.suspended_until_s is None
+
+
+def test_a_queue_that_stands_still_is_planned_on_trial() -> None:
+    """E4: no broker took its first message back; those behind it are delivered again only after it."""
+    planning = AtBrokers(A0, end=5000)
+    planning.next()
+    assert planned_states(planning) == [QueueState(0, 1)]
+    for _ in range(2):
+        planning.commit(A0, 0)
+        planning.next()
+        planning.clock.advance(5.0)
+
+        assert planning.next() == [(A0, 0, 1024)]
+        assert planned_states(planning) == [QueueState(0, 1, retry_counts=trial_of(0))]
+    planning.commit(A0, 7)
+    assert planning.next() == [(A0, 7, 5000)]
+    assert planned_states(planning) == [QueueState(7, 1)]
+
+
+def test_a_queue_that_stands_still_in_real_time_is_planned_on_trial() -> None:
+    """E4, I3: if it had messages to read; others have not moved because none came."""
+    planning = AtBrokers(
+        A0,
+        A1,
+        consumerGroup="g",
+        offsetStore="broker:",
+        consumeOrderly="false",
+        realTime="5 minutes",
+        handOverRanges="true",
+    )
+    planning.view.bounds[A1] = (0, 0)
+    planning.next()
+    assert planned_states(planning) == [QueueState(0, 1), QueueState(0, 1)]
+    planning.view.bounds[A1] = (0, 3)
+
+    planning.next()
+    assert planned_states(planning) == [QueueState(0, 1, retry_counts=trial_of(0)), QueueState(0, 1)]
+    planning.commit(A0, 5)
+    planning.commit(A1, 1)
+    planning.next()
+    assert planned_states(planning) == [QueueState(5, 1), QueueState(1, 1)]
+
+
+def planned_states(planning: AtBrokers) -> list[QueueState]:
+    """Where the ranges of the newest plan begin."""
+    return [planned.state for planned in offset_to_plan(planning.offset)[1]]
 
 
 # --- a reset by an operator -----------------------------------------------------------------------------------

@@ -22,7 +22,9 @@ E1 name rows of ``docs/semantics.md``:
 7. A run that has lasted 60 s delivers nothing new and waits for the running calls, so that the batch can end.
    A run that is given up (its queue was taken away or reset, or the query stops) does so immediately.
 8. If an earlier run could not send back the first message of a range, the range begins with only that
-   message. The others wait while it fails, because they would be delivered again.
+   message. The others wait while it fails, because they would be delivered again. So a range begins, too, if
+   the earlier run has moved nothing, and the offset store does not keep why: the message then has 0 failures.
+   Its first failure ends such a run.
 9. A range may arrive piece by piece. A run is *dry* when it has nothing to deliver and no running call, while
    more is to arrive; the next messages begin its 60 s again.
 
@@ -382,7 +384,7 @@ class ConcurrentConsumption:
     @property
     def failures(self) -> Mapping[int, int]:
         """How often in a row messages could not be sent back, by ascending index; without those at 0."""
-        return dict(sorted(self._failures.items()))
+        return {index: times for index, times in sorted(self._failures.items()) if times}
 
     def failures_of(self, indexes: Sequence[int]) -> Sequence[int]:
         """Return for each message how often in a row it could not be sent back.
@@ -570,11 +572,13 @@ class ConcurrentConsumption:
     def _keep(self, index: int, number: int, now_s: float) -> None:
         """Keep a message that could not be sent back, so that the offset does not pass it.
 
-        After its first failure it is due again in 5 s; after a second one in a row the run is suspended.
+        After its first failure it is due again in 5 s; after a second one in a row the run is suspended. If
+        only this message is tried (rule 8), the run is suspended after the first one.
         """
         out, due_s = self._out[number], now_s + SEND_BACK_PAUSE_S
         failures = self._failures[index] = self._failures.get(index, 0) + 1
-        if failures == 1 and not out.is_answered:
+        is_last_try = failures > 1 or self._is_probing
+        if not is_last_try and not out.is_answered:
             # Its call still runs, so it is sent back again instead of being consumed again.
             out.gone -= {index}
             out.with_listener += 1
@@ -582,7 +586,7 @@ class ConcurrentConsumption:
             heappush(self._expiry, (due_s, number))
             return
         self._awaited -= 1
-        if failures > 1:
+        if is_last_try:
             self._is_suspended = True
         else:
             self._again.append((due_s, index))

@@ -57,7 +57,7 @@ from pyspark_rocketmq.consume.orderly import LONGEST_SUSPEND_MILLIS
 from pyspark_rocketmq.consume.positions import OffsetGap
 from pyspark_rocketmq.errors import OptionError
 from pyspark_rocketmq.model import OPEN_END, MessageQueue, QueueBounds, QueueRange, QueueState
-from pyspark_rocketmq.stored_values import NO_MESSAGES
+from pyspark_rocketmq.stored_values import NO_MESSAGES, trial_of
 
 LONGEST_LEFT_OUT_S: Final = 120.0
 """Maximum time, in seconds, that a queue with messages and without a suspension may be in no plan
@@ -595,11 +595,13 @@ class StallCounter:
 
 
 class StandstillPauses:
-    """Suspends queues whose last range brought no progress, for a store without suspensions.
+    """Suspends queues whose last range brought no progress, for a store without suspensions and attempts.
 
     Only the brokers are such a store. Their groups are concurrent, so a listener that has had a message has
     also committed it. A queue stands still because the listener could not be opened, no broker took a failed
-    message back, or a pull was refused. It is due again after 5 s.
+    message back, or a pull was refused. It is due again after 5 s. Until it moves, each range of it begins
+    with only its first message: if no broker takes that one back, the listener must not get the others again
+    each time. An open range has lasted, and the next one is due immediately.
 
     Call ``suspended()`` with fresh progress before each plan and ``planned()`` with the ranges that are run
     after it. Times are wall-clock seconds.
@@ -608,32 +610,42 @@ class StandstillPauses:
     """
 
     def __init__(self) -> None:
-        self._last_plan: dict[MessageQueue, int] = {}
-        """The start of each range that was run."""
+        self._last_plan: dict[MessageQueue, tuple[int, float]] = {}
+        """The start of each range that was run, and how long its queue is suspended if it does not move."""
         self._until: dict[MessageQueue, tuple[int, float]] = {}
         """The next offset at which a queue stands still, and until when it is suspended."""
 
     def suspended(
         self, progress: Mapping[MessageQueue, QueueState], now_s: float
     ) -> dict[MessageQueue, QueueState]:
-        """Return ``progress`` with a suspension for each queue that stands still."""
-        self._until |= {queue: (start, now_s + SEND_BACK_PAUSE_S) for queue, start in self._last_plan.items()}
+        """Return ``progress`` with a suspension, which may be over, for each queue that stands still."""
+        self._until |= {
+            queue: (start, now_s + pause_s) for queue, (start, pause_s) in self._last_plan.items()
+        }
         self._last_plan = {}
         self._until = {
             queue: (offset, until_s)
             for queue, (offset, until_s) in self._until.items()
-            if now_s < until_s and queue in progress and progress[queue].next_offset == offset
+            if queue in progress and progress[queue].next_offset == offset
         }
         return {
-            queue: state._replace(suspended_until_s=self._until[queue][1])
+            queue: state._replace(
+                suspended_until_s=self._until[queue][1], retry_counts=trial_of(state.next_offset)
+            )
             if queue in self._until and state.suspended_until_s is None
             else state
             for queue, state in progress.items()
         }
 
     def planned(self, ranges: Iterable[QueueRange]) -> None:
-        """Remember the ranges that are run, to compare them with the progress they bring."""
-        self._last_plan = {planned.queue: planned.start for planned in ranges}
+        """Remember the ranges that are run, to compare them with the progress they bring.
+
+        Leave out open ranges that have nothing to read when they are planned: these may stay where they are.
+        """
+        self._last_plan = {
+            planned.queue: (planned.start, 0.0 if planned.has_open_end else SEND_BACK_PAUSE_S)
+            for planned in ranges
+        }
 
 
 def _stands_at(planned: QueueRange, stored: QueueState | None) -> bool:

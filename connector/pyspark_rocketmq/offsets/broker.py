@@ -7,7 +7,7 @@ Like Java's ``RemoteBrokerOffsetStore``: one number per queue, and the last writ
   plan. A member reads an offset and stores only a higher one. If another member stores a still higher one
   between the two, that one is lost, and messages come twice.
 * *No attempts, no suspension.* So it cannot serve orderly consumers, or a sink that needs each row exactly
-  once.
+  once. The planner remembers which queues stand still.
 * A broker that crashes loses, by default, the offsets of its last five seconds.
 * Brokers may lose the group, such as by ``mqadmin deleteSubGroup -r true``. A commit goes on from the last
   offset that this process has seen there.

@@ -24,7 +24,7 @@ from pyspark_rocketmq.display import peer_text
 from pyspark_rocketmq.errors import BrokerOffsetUnavailable, RocketMQError
 from pyspark_rocketmq.group.broker_offsets import BrokerOffsets, ResetWatch
 from pyspark_rocketmq.group.member import QueueOwnership
-from pyspark_rocketmq.model import MessageQueue, QueueRange, QueueState
+from pyspark_rocketmq.model import MessageQueue, QueueBounds, QueueRange, QueueState
 from pyspark_rocketmq.offsets.open import checked_rows
 from pyspark_rocketmq.offsets.store import NO_ROWS, NOTED, OffsetRow, OffsetStore, is_at_brokers
 from pyspark_rocketmq.source.cluster_view import Snapshot
@@ -308,6 +308,8 @@ class GroupProgress:
         self._reading: Future[dict[MessageQueue, OffsetRow]] | None = None
         self._rows: dict[MessageQueue, OffsetRow] = {}
         """The rows at the last look at the store."""
+        self._bounds: Mapping[MessageQueue, QueueBounds] = {}
+        """The queues' bounds at their masters for the newest plan."""
         self._first_offsets: dict[MessageQueue, int] = {}
         """The next offset of each queue when this process first saw it."""
         self._has_moved = False
@@ -367,6 +369,7 @@ class GroupProgress:
         """
         held = self._ownership.begin_plan()
         self.held = frozenset(held)
+        self._bounds = snapshot.bounds
         self._grants = {
             queue: grant
             for queue, grant in held.items()
@@ -615,12 +618,17 @@ class GroupProgress:
             if old.has_open_end and self._still_ours(old.queue, rows):
                 # In real time the batch lasts for minutes. A queue under a new grant ends it (PlanWatcher).
                 self._ownership.reclaim(old.queue)
+        if self._pauses is not None:
+            self._pauses.planned([each for each in kept if not each.has_open_end or self._has_backlog(each)])
         # Open ranges cannot stall: their listener gets further messages until it commits.
         ending = [planned for planned in kept if not planned.has_open_end]
-        if self._pauses is not None:
-            self._pauses.planned(ending)
         self._stalls.planned(ending, self._clock.monotonic_s())
         return kept
+
+    def _has_backlog(self, planned: QueueRange) -> bool:
+        """Return whether a range had something to read at the last look at its queue's master."""
+        bounds = self._bounds.get(planned.queue)
+        return bounds is not None and planned.start < bounds.max_offset
 
     def witnesses(self, planned: QueueRange, first: int) -> Witnesses:
         """Return messages by which a task checks that the range is in the log consumed so far.
