@@ -418,6 +418,9 @@ class Begun(Instructions):
     def begins(self, queue: MessageQueue) -> bool:
         return True
 
+    def not_begun(self) -> frozenset[MessageQueue]:
+        return frozenset()
+
 
 @pytest.mark.parametrize("open_for_s", [None, 300.0])
 def test_a_reset_that_is_in_no_ranges_end_is_reported_to_the_driver(
@@ -524,7 +527,7 @@ def test_ranges_that_a_task_has_not_begun_may_go_on_unless_their_queues_leave(
         {},
     )
     monkeypatch.setattr(task, "ask_driver", lambda *_, **__: control)
-    monkeypatch.setattr(task, "closed_arrivals", lambda some: [[each.planned.queue] for each in some])
+    monkeypatch.setattr(task, "closed_arrivals", lambda some, **_: [[each.planned.queue] for each in some])
 
     def engine(source: Source, instructions: RangeInstructions) -> Iterator[Consumed]:
         for [queue] in source.arrivals():
