@@ -313,11 +313,27 @@ def test_a_queue_that_stands_still_in_real_time_is_planned_on_trial() -> None:
 
 
 def planned_states(planning: AtBrokers) -> list[QueueState]:
-    """Where the ranges of the newest plan begin."""
-    return [planned.state for planned in offset_to_plan(planning.offset)[1]]
+    """Where the ranges of the newest plan begin, which tasks get in the same state."""
+    planned = [planned.state for planned in offset_to_plan(planning.offset)[1]]
+    assert [each.state for each in planning.planner.runnable(planning.offset)] == planned
+    return planned
 
 
 # --- a reset by an operator -----------------------------------------------------------------------------------
+
+
+def test_a_reset_of_a_queue_that_left_meanwhile_is_not_stored() -> None:
+    """F5, B5: its new owner has followed the reset and gone on."""
+    planning = AtBrokers(A0, A1)
+    planning.next()
+    planning.commit(A1, 2)
+    planning.ownership.taken.add(A1)
+    planning.commit(A1, 5)
+    planning.ownership.resets[A1] = 2
+
+    planning.next()
+
+    assert planning.of_driver.read("g")[A1].next_offset == 5
 
 
 def test_a_reset_is_followed_although_a_commit_was_under_way() -> None:

@@ -31,7 +31,7 @@ from pyspark_rocketmq.source.cluster_view import Snapshot
 from pyspark_rocketmq.source.message_lookup import MessageLookup
 from pyspark_rocketmq.source.queue_claims import QueueClaims, Starts, second_owner
 from pyspark_rocketmq.source.queue_generations import QueueGenerations
-from pyspark_rocketmq.stored_values import NO_MESSAGES
+from pyspark_rocketmq.stored_values import NO_MESSAGES, trial_of
 
 logger = logging.getLogger(__name__)
 
@@ -668,6 +668,9 @@ class GroupProgress:
     def _follow_resets(
         self, held: Collection[MessageQueue], snapshot: Snapshot
     ) -> dict[MessageQueue, OffsetRow]:
+        self._take_in(self._ownership.take_resets())
+        if self._reset_watch is not None:
+            self._take_in(self._reset_watch.found())
         for queue in self._resets.keys() - held:
             # A later reset may have been reported to the queue's new owner.
             logger.warning(
@@ -677,9 +680,6 @@ class GroupProgress:
                 queue,
                 self._resets.pop(queue),
             )
-        self._take_in(self._ownership.take_resets())
-        if self._reset_watch is not None:
-            self._take_in(self._reset_watch.found())
         # If brokers are the store, one that is away cannot store a reset: its queues wait, the others go on.
         due = {queue: target for queue, target in self._resets.items() if queue in snapshot.bounds}
         if not due:
@@ -737,7 +737,11 @@ def _uncommitted(old: QueueRange, row: OffsetRow, now_s: float) -> list[QueueRan
     if row.next_offset >= old.end or is_waiting:
         # The next plan has the rest when it is due.
         return []
-    return [replace(old, state=row.state._replace(suspended_until_s=until_s, last_message=NO_MESSAGES))]
+    state = row.state._replace(suspended_until_s=until_s, last_message=NO_MESSAGES)
+    if not is_begun and old.state.retry_counts == trial_of(old.start):
+        # A store at the brokers does not keep the mark of a queue that stands still.
+        state = state._replace(retry_counts=old.state.retry_counts)
+    return [replace(old, state=state)]
 
 
 def _is_sink_noted(before: OffsetRow, row: OffsetRow) -> bool:
