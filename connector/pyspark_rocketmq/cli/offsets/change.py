@@ -152,7 +152,7 @@ class SinkWatermarks:
             count = sink.count_rows({move.queue: move.target for move in first}) if first else 0
             unclear = sink.count_rows({move.queue: move.target for move in later}) if later else 0
         if not count:
-            return self._unclear_text(consumer_group, unclear, later) if unclear else None
+            return self._unclear_text(consumer_group, unclear, later, back) if unclear else None
         shown = " OR ".join(rows_condition(move.queue, move.target, "`") for move in first)
         remedy = f"DELETE FROM delta.`{self._path}` WHERE {shown}"  # noqa: S608 - shown, not run
         return (
@@ -160,20 +160,24 @@ class SinkWatermarks:
             f"{consumer_group} would write a second time. Remove them first: {remedy}"
         )
 
-    def _unclear_text(self, consumer_group: str, count: int, moves: Sequence[QueueMove]) -> str:
+    def _unclear_text(
+        self, consumer_group: str, count: int, begun_again: Sequence[QueueMove], back: Sequence[QueueMove]
+    ) -> str:
         """Return the refusal if there are rows of queues whose offsets have begun again.
 
-        Offsets do not show which of them the group would write a second time.
+        Offsets do not show which of them the group would write a second time. ``back`` are all moves below
+        the sink's watermarks.
         """
-        queues = "; ".join(str(move.queue) for move in moves)
+        queues = "; ".join(str(move.queue) for move in begun_again)
+        targets = "; ".join(f"{move.queue} to {move.target}" for move in back)
         return (
             f"Nothing was changed: {self._path} still has {counted(count, 'row')} at or above the new "
             f"offsets in queues whose offsets have begun again: {queues}. Rows of earlier messages, which "
             "cannot be consumed again, have the same offsets as rows that group "
             f"{consumer_group} would write a second time. Remove only the newer rows, chosen by another "
             "column such as storeTimestamp. Then give this command without --rewind-sink and, before the "
-            f"query starts, set the watermarks in Python: DeltaSink({self._path!r}).rewind("
-            f"{consumer_group!r}, {{queue: new offset}})."
+            f"query starts, set the watermarks of all its queues in Python: DeltaSink({self._path!r}).rewind("
+            f"{consumer_group!r}, {{queue: new offset}}), with {targets}."
         )
 
     def rewind(self, consumer_group: str, targets: Mapping[MessageQueue, int]) -> None:
