@@ -513,7 +513,7 @@ class DeadLetterRefused(RocketMQError):
 
     Do: Remove what the error names: give the user the right to send to ``%RETRY%GROUP``, shorten the group's
     name to 120 characters, send fewer properties; or skip the message
-    (``pyspark-rocketmq offsets skip --messages 1 --queue BROKER:ID``).
+    (``pyspark-rocketmq offsets skip --messages 1 --topic TOPIC --queue BROKER:ID``).
     """
 
     def __init__(self, consumer_group: str, queue: str, queue_offset: int, sent: str, copied: str) -> None:
@@ -647,25 +647,25 @@ class UndecodableMessage(OffsetError):
     ([how](listeners.md#messages-that-cannot-be-decoded)).
     """
 
-    def __init__(self, queue: str, queue_offset: int, reason: str, *, uncommitted: int = 0) -> None:
+    def __init__(self, queue: str, queue_offset: int, reason: str, *, before: int = 0) -> None:
         super().__init__(queue, queue_offset, reason)
         self.queue = queue
         self.queue_offset = queue_offset
         self.reason = reason
-        self.uncommitted = uncommitted
-        """Number of messages right before it that a listener received without a COMMIT. The group stands at
-        the first of them, so a skip of the message skips them, too."""
+        self.before = before
+        """Number of offsets from the group's position up to the message. A listener received their messages
+        without a COMMIT, so a skip of the message skips them, too."""
 
     def __reduce__(self) -> tuple[object, ...]:
-        return partial(type(self), uncommitted=self.uncommitted), self.args
+        return partial(type(self), before=self.before), self.args
 
     def __str__(self) -> str:
         return (
             f"{self.queue}: the message at offset {self.queue_offset} cannot be decoded: "
             f"{self.reason[:_MAX_REASON]} Set undecodableMessages=keep: then you get the message with its "
             "stored bytes and property UNDECODABLE. Or move the group past it"
-            f"{' and the messages before it' if self.uncommitted else ''}: `pyspark-rocketmq offsets skip "
-            f"--messages {self.uncommitted + 1} --queue BROKER:ID`."
+            f"{' and the messages before it' if self.before else ''}: `pyspark-rocketmq offsets skip "
+            f"--messages {self.before + 1} --topic TOPIC --queue BROKER:ID`."
         )
 
 

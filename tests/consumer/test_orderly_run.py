@@ -669,18 +669,20 @@ def test_a_listener_that_never_commits_is_warned_when_the_buffer_is_full(
 
 def test_a_listener_that_waits_for_a_message_that_cannot_be_decoded_ends_its_query() -> None:
     """L7, D4: nothing is committed, so that the next range would be this one again, without end."""
-    planned = QueueRange.between(QUEUE, 10, 12, epoch=3)
-    waiting: dict[str, Any] = {"offsets": [10, 11], "planned": planned, "ended": EndReason.UNDECODABLE}
+    planned = QueueRange.between(QUEUE, 10, 14, epoch=3)
+    # A filter has left out messages.
+    waiting: dict[str, Any] = {"offsets": [10, 12], "planned": planned, "ended": EndReason.UNDECODABLE}
     run = run_of(without_auto_commit(lambda _: SUCCESS), **waiting)
     run.consume()
 
     with pytest.raises(
-        UndecodableMessage, match=r"offset 12 .*without a COMMIT, and waits for more\. .*undecodableMessages"
-    ):
+        UndecodableMessage, match=r"offset 14 .*without a COMMIT, and waits for more\. .*undecodableMessages"
+    ) as found:
         run.ack()
+    assert "and the messages before it: `pyspark-rocketmq offsets skip --messages 5 " in str(found.value)
     run = run_of(emitting(lambda _: SUCCESS), **waiting)
     run.consume()
-    assert run.ack().state.next_offset == 12
+    assert run.ack().state.next_offset == 14
 
 
 def test_a_queue_whose_listener_waits_for_more_messages_is_not_suspended() -> None:

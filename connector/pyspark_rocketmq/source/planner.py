@@ -270,7 +270,11 @@ class MicroBatchPlanner:
         topics = {each.queue.topic for each in read}
         unread = frozenset(each for each in planned if each.count > 0 and each.queue.topic not in topics)
         for each in sorted(unread - self._unread, key=attrgetter("queue")):
-            logger.warning("logged range not run again, the query no longer reads its topic %s", each)
+            logger.warning(
+                "logged range not run again, the query no longer reads its topic; if it ends before its next "
+                "plan and reads the topic later, these offsets are left out %s",
+                each,
+            )
         self._unread = unread
         return read
 

@@ -346,7 +346,7 @@ class OrderlyRun(RangeRun):
                 self._reached,
                 f"The task's log has the reason. The listener received the {machine.accumulated} messages "
                 "before it without a COMMIT, and waits for more.",
-                uncommitted=machine.accumulated,
+                before=self._reached - self._offset_at(machine.committed),
             )
         if has_had_all and ended is EndReason.FULL:
             self._last_error = report_problem(
