@@ -10,6 +10,7 @@ from pyspark_rocketmq.consume.part import Group, Part, QueueAck, not_begun
 from pyspark_rocketmq.model import MessageQueue, QueueRange, QueueState
 from pyspark_rocketmq.offsets.broker import BrokerOffsetStore
 from pyspark_rocketmq.offsets.open import MemoryOffsetStore
+from pyspark_rocketmq.offsets.recorded_sinks import NO_SINKS
 from pyspark_rocketmq.offsets.store import QueueCommit
 from pyspark_rocketmq.sinks.against_offsets import SinkStanding
 from tests.helpers.fake_clock import FakeClock
@@ -180,6 +181,18 @@ def test_a_range_that_was_not_begun_may_go_on_and_its_broker_gets_no_offset() ->
     assert rows[B].state == QueueState(0, 1, suspended_until_s=100.0)
     assert (rows[A].shown.offsets, rows[B].shown.offsets) == ((7,), ())
     assert shown.queues == [A]
+
+
+def test_a_range_that_was_not_begun_moves_no_watermark() -> None:
+    """H7: a sink that is new to the group would count messages as its own that it has never had."""
+    query = Query()
+    untouched = Part(id="untouched", acks=(not_begun(QueueRange.between(B, 5, 7, epoch=1), 100.0),))
+
+    query.committer.commit_group(Group((part("one", A), untouched)), query.batch)
+    query.committer.commit_group(Group((untouched,)), query.batch)
+
+    assert [acked for _, acked in query.sink.commits] == [{A: 7}]
+    assert query.store.read(GROUP)[B].sinks == NO_SINKS
 
 
 def test_a_broker_that_goes_away_under_a_batch_does_not_end_the_query() -> None:

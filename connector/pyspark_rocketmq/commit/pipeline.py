@@ -417,7 +417,11 @@ class PartCommitter:
             counted[ack.queue] = self._recent.add(ack.queue, ack.metrics, now_s)
         # A broker would take an offset in the queue's former log for one in its present log. A range that was
         # not begun adds nothing to show, and if its task could not ask, a Java member may have the queue now.
-        is_to_show = ack.reset_to is None and not ack.is_another_log and ack.finished != NOT_BEGUN
+        is_begun = ack.finished != NOT_BEGUN
+        is_to_show = ack.reset_to is None and not ack.is_another_log and is_begun
+        if not is_begun and ack.queue in self._rows:
+            # Nothing of it is written to the sinks: one that is new keeps its watermark (``_add``).
+            sinks = self._rows[ack.queue].sinks
         return QueueCommit(
             queue=ack.queue,
             state=ack.state,
@@ -488,7 +492,9 @@ class PartCommitter:
         return Group(kept), frozenset(ack.queue for ack in dropped) - group.without, version
 
     def _add(self, sink: _SinkSide, group: Group, group_id: str) -> int | None:
-        acks = group.acks
+        acks = [ack for ack in group.acks if ack.finished != NOT_BEGUN]
+        if not acks:
+            return None
         written = tuple(map(sink.writer.written, group.written))
         note_newest(sink.batch, {ack.queue: self._newest_message(ack).to_text() for ack in acks})
         if isinstance(sink.batch, CommitsGroups):
