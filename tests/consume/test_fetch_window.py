@@ -22,6 +22,7 @@ from pyspark_rocketmq.consume.read_range import ReadRange
 from pyspark_rocketmq.consume.segments import PullChunk
 from pyspark_rocketmq.consume.slave_reads import MASTER_ID
 from pyspark_rocketmq.errors import (
+    ChannelClosed,
     ConnectFailed,
     LogTailLost,
     MessagesExpired,
@@ -626,6 +627,21 @@ def test_nothing_at_an_offset_is_no_loss_where_the_broker_may_have_it_later(
         pulls.answered(task, PullResult(PullStatus.NO_NEW_MSG, 6, 0, queue_end), now_s)
         pulls.settle(now_s)
 
+    assert isinstance(pulls.failure, SystemBusy)
+
+
+def test_a_log_that_ends_within_the_range_once_after_other_errors_has_lost_nothing_yet() -> None:
+    """F4: the broker may have just started."""
+    pulls = window(6, 8, segment=8, retry_timeout_s=1.0, fail_on_data_loss=False)
+    (task,) = pulls.tasks(1, 0.0)
+    pulls.lost(task, ChannelClosed("broker-a:10911", "it restarts"), 0.0)
+    pulls.settle(0.0)
+
+    (task,) = pulls.tasks(1, 1.0)
+    pulls.answered(task, PullResult(PullStatus.NO_NEW_MSG, 6, 0, 6), 1.0)
+    pulls.settle(1.0)
+
+    assert not pulls.skipped
     assert isinstance(pulls.failure, SystemBusy)
 
 

@@ -234,6 +234,8 @@ class RangeWindow:
         self._troubles: list[RocketMQError] = []
         """Errors since the last ``settle``."""
         self._gives_up_at_s: float | None = None
+        self._has_ended_short = False
+        """Whether a pull was answered at the queue's end, since the last success."""
         """When the range fails if errors go on; set from the first failure to the next success."""
         self._is_quiet_until_s = 0.0
         """Time until which an error is not logged if errors go on although ``retry_timeout_s`` is over."""
@@ -383,12 +385,14 @@ class RangeWindow:
     def _has_lost_tail(self, asked: int, outcome: PullResult, now_s: float) -> bool:
         """Return whether the queue ends within the range for good: patience is over, and it still ends there.
 
+        One such answer is not enough: other errors may have taken the patience.
         A broker answers a pull at its queue's end with NO_NEW_MSG, whatever the queue had before. In a group
         the range fails instead, and the next plan finds the loss.
         """
         gives_up_at_s = self._gives_up_at_s
         is_at_end = outcome.status is PullStatus.NO_NEW_MSG and asked >= outcome.max_offset
-        is_over = gives_up_at_s is not None and now_s >= gives_up_at_s
+        is_over = self._has_ended_short and gives_up_at_s is not None and now_s >= gives_up_at_s
+        self._has_ended_short |= is_at_end
         return is_at_end and is_over and not self._settings.is_group_read
 
     def _passes_over(self, task: PullTask, outcome: PullResult) -> bool:
@@ -420,7 +424,7 @@ class RangeWindow:
     def _wait_on(self, task: PullTask, outcome: PullResult, now_s: float) -> None:
         self.segments.lost(task.segment_id)
         self.bounds = outcome.min_offset, outcome.max_offset
-        self._gives_up_at_s = None
+        self._gives_up_at_s, self._has_ended_short = None, False
         if task.broker_id != MASTER_ID and self._replica.ended(now_s):
             return
         if task.is_held and now_s - task.sent_at_s < _LEAST_HELD_S:
@@ -545,7 +549,8 @@ class RangeWindow:
             self.answers += 1
             self.answered_after_s += now_s - task.sent_at_s
         self.bounds = result.min_offset, result.max_offset
-        self._gives_up_at_s, self._pause_s, self._has_met_reset = None, _FIRST_PAUSE_S, False
+        self._gives_up_at_s, self._has_ended_short = None, False
+        self._pause_s, self._has_met_reset = _FIRST_PAUSE_S, False
         if result.suggest_which_broker_id != task.broker_id or self._settings.prefers_replica:
             self._replica.suggested(task.broker_id, result.suggest_which_broker_id, now_s)
 
