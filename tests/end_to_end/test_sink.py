@@ -132,7 +132,7 @@ def test_a_key_in_two_tasks_fails_the_write(spark: SparkSession, cluster: Cluste
     write(rows, cluster, topic=topic, checkShardingKeys="false")
 
     assert "several tasks sent rows with the same sharding key (for example 'order-0'" in said
-    assert "Write by_sharding_key(df)" in said
+    assert "write by_sharding_key(df)" in said
     assert len(stored(spark, cluster, topic)) == 2 * 20
 
 
