@@ -327,7 +327,7 @@ def test_a_row_that_is_no_message_is_reported_with_its_keys(given: dict[str, Any
 def test_a_topic_of_a_row_is_looked_at_as_strictly_as_the_option(name: str, said: str) -> None:
     """G2: brokers would refuse it in words of their own, for the whole request."""
     rows = [{"body": "x", "topic": name}]
-    with pytest.raises(RowNotSent, match=f"{said}.*fails at this row: correct it or leave it out"):
+    with pytest.raises(RowNotSent, match=f"{said}.*fails at this row: correct it, or leave it out"):
         read_rows(rows, ALL, namespace="shop")
 
 
