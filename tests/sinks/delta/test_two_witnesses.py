@@ -307,7 +307,9 @@ def test_a_log_that_reaches_back_to_the_last_commit_warns_of_nothing(
     with caplog.at_level(logging.WARNING):
         run_batch(prepared(path), {Q0: 21}, rows(Q0, 20, 21))
 
-    assert caplog.messages == []
+    # Threads that earlier tests have left may log what they miss.
+    of_tables = ("pyspark_rocketmq.sinks", "pyspark_rocketmq.delta")
+    assert [each.getMessage() for each in caplog.records if each.name.startswith(of_tables)] == []
 
 
 def test_a_log_without_its_own_newest_commit_is_an_error(path: Path) -> None:
