@@ -220,10 +220,8 @@ class RangeWindow:
         """Whether the pull of ``ReadRange.newest`` is still to be sent, or in flight."""
         self.is_checking_log = False
         """Whether the pull of ``ReadRange.newest`` is in flight."""
-        self._settings = of.settings
-        self._log = log
-        self._depth = depth
-        self._max_ahead_bytes = max_ahead_bytes
+        self._settings, self._log = of.settings, log
+        self._depth, self._max_ahead_bytes = depth, max_ahead_bytes
         self.is_stopped = False
         """Whether :meth:`stop` was called."""
         self._replica = ReplicaSelector(
@@ -234,9 +232,9 @@ class RangeWindow:
         self._troubles: list[RocketMQError] = []
         """Errors since the last ``settle``."""
         self._gives_up_at_s: float | None = None
+        """When the range fails if errors go on; set from the first failure to the next success."""
         self._has_ended_short = False
         """Whether a pull was answered at the queue's end, since the last success."""
-        """When the range fails if errors go on; set from the first failure to the next success."""
         self._is_quiet_until_s = 0.0
         """Time until which an error is not logged if errors go on although ``retry_timeout_s`` is over."""
         self._handed_out = of.pulled_from
