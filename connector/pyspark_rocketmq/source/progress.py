@@ -669,8 +669,6 @@ class GroupProgress:
         self, held: Collection[MessageQueue], snapshot: Snapshot
     ) -> dict[MessageQueue, OffsetRow]:
         self._take_in(self._ownership.take_resets())
-        if self._reset_watch is not None:
-            self._take_in(self._reset_watch.found())
         for queue in self._resets.keys() - held:
             # A later reset may have been reported to the queue's new owner.
             logger.warning(
@@ -680,6 +678,9 @@ class GroupProgress:
                 queue,
                 self._resets.pop(queue),
             )
+        if self._reset_watch is not None:
+            # Brokers have reported these just now, and have forgotten them.
+            self._take_in(self._reset_watch.found())
         # If brokers are the store, one that is away cannot store a reset: its queues wait, the others go on.
         due = {queue: target for queue, target in self._resets.items() if queue in snapshot.bounds}
         if not due:
