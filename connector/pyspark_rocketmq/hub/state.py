@@ -493,22 +493,24 @@ class HubState:
         """
         if batches != self.batches:
             return []
-        free = self._settled - self._cuts.ended
         moved = frozenset(
             queue
             for queue, task in self._owner.items()
-            if queue in epochs and epochs[queue] != task.start.places[queue].epoch and queue not in free
+            if queue in epochs and epochs[queue] != task.start.places[queue].epoch
         )
-        return self._carry_out(self._cuts.moved(moved, now_s), now_s) + self._give_up(now_s)
+        return self._drop_moved(moved, now_s)
 
     def unfenced_reset(self, queues: Queues, now_s: float) -> list[Action]:
         """Note that queues were reset in a store without epochs, which takes any commit.
 
         So nothing more of them may be committed in this batch, as if their epochs had grown.
         """
+        return self._drop_moved(queues & self._owner.keys(), now_s)
+
+    def _drop_moved(self, moved: Queues, now_s: float) -> list[Action]:
+        """Commit nothing more of these queues in this batch, and give them up; free queues do not count."""
         free = self._settled - self._cuts.ended
-        moved = (queues & self._owner.keys()) - free
-        return self._carry_out(self._cuts.moved(moved, now_s), now_s) + self._give_up(now_s)
+        return self._carry_out(self._cuts.moved(moved - free, now_s), now_s) + self._give_up(now_s)
 
     def stop(self, now_s: float) -> list[Action]:
         """End the tasks after their running calls, since the query ends; no task may begin any more."""
