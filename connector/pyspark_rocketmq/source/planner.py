@@ -109,7 +109,7 @@ class MicroBatchPlanner:
         """Queues of the newest checkpoint whose topics were deleted: one of the same name is a new queue."""
         self._removed: set[MessageQueue] = set()
         """Queues that their topics no longer have, as of the last plan; each was logged then."""
-        self._unread: frozenset[QueueRange] = frozenset()
+        self._left_out: frozenset[QueueRange] = frozenset()
         """Ranges of the newest plan that are not run, because the query no longer reads their topics."""
         self._held_up: frozenset[QueueRange] = frozenset()
         """Uncommitted ranges that held up their queues at the last plan, and were logged then."""
@@ -233,7 +233,7 @@ class MicroBatchPlanner:
                 "the last plan of the previous run is not run again: in real time each run makes new plans"
             )
             planned = ()
-        read = self._without_unread(planned) if self._progress.begins_in_checkpoint else planned
+        read = self._without_left_out(planned) if self._progress.begins_in_checkpoint else planned
         ranges = [planned for planned in self._progress.runnable(read) if planned.count > 0]
         if not ranges or self._generations is None or offset == self._known[0]:
             return ranges
@@ -264,18 +264,18 @@ class MicroBatchPlanner:
             self._pause(_PAUSE_S)
             snapshot = self._retried(patience, self._look)
 
-    def _without_unread(self, planned: Sequence[QueueRange]) -> tuple[QueueRange, ...]:
+    def _without_left_out(self, planned: Sequence[QueueRange]) -> tuple[QueueRange, ...]:
         """Return the ranges whose topics the query still reads; note and log the others."""
         read = tuple(self._of_read_topics(planned))
         topics = {each.queue.topic for each in read}
-        unread = frozenset(each for each in planned if each.count > 0 and each.queue.topic not in topics)
-        for each in sorted(unread - self._unread, key=attrgetter("queue")):
+        left_out = frozenset(each for each in planned if each.count > 0 and each.queue.topic not in topics)
+        for each in sorted(left_out - self._left_out, key=attrgetter("queue")):
             logger.warning(
                 "logged range not run again, the query no longer reads its topic; if it ends before its next "
                 "plan and reads the topic later, these offsets are left out %s",
                 each,
             )
-        self._unread = unread
+        self._left_out = left_out
         return read
 
     def witnesses(self, planned: Iterable[QueueRange]) -> dict[MessageQueue, Witnesses]:
@@ -355,9 +355,11 @@ class MicroBatchPlanner:
     def _latest_closed(self, start: Offset) -> Offset:
         seq, previous = self.plan_of(start)
         then = stored_then_of(start, previous)
-        if self._unread:
-            previous = tuple(replace(was, end=was.start) if was in self._unread else was for was in previous)
-            left = {was.queue: then.unread.get(was.queue, 0) + was.count for was in self._unread}
+        if self._left_out:
+            previous = tuple(
+                replace(was, end=was.start) if was in self._left_out else was for was in previous
+            )
+            left = {was.queue: then.unread.get(was.queue, 0) + was.count for was in self._left_out}
             then = then._replace(unread={**then.unread, **left})
         patience: Deadline | None = None
         while True:
@@ -460,7 +462,7 @@ class MicroBatchPlanner:
         progress = self._progress.read(previous, readable)
         plan = self._plan(snapshot, progress)
         ranges = self._progress.compose(previous, plan)
-        if self._unread and not ranges:
+        if self._left_out and not ranges:
             # Without a plan the checkpoint would keep the ends of ranges that were not run.
             ranges = [QueueRange.between(was.queue, was.end, was.end) for was in previous]
         self._has_planned = True
@@ -522,7 +524,7 @@ class MicroBatchPlanner:
     def _remember(self, offset: Offset, ranges: Sequence[QueueRange]) -> Offset:
         self._planned_at_s = self._clock.monotonic_s()
         self._gone.clear()
-        self._unread = frozenset()
+        self._left_out = frozenset()
         if self._generations is not None:
             self._generations.planned()
         self._known = (offset, (offset["seq"], tuple(sorted(ranges, key=attrgetter("queue")))))
