@@ -376,6 +376,7 @@ class RangeWindow:
         elif self._has_lost_tail(asked, outcome, now_s):
             self._meet_gap(task, outcome, now_s)
         elif outcome.status is not PullStatus.OFFSET_ILLEGAL:
+            self._has_ended_short |= self._is_at_end(asked, outcome)
             self.lost(task, self._nothing_there(asked, outcome), now_s)
         else:
             self._offset_moved(task, outcome, now_s)
@@ -383,15 +384,20 @@ class RangeWindow:
     def _has_lost_tail(self, asked: int, outcome: PullResult, now_s: float) -> bool:
         """Return whether the queue ends within the range for good: patience is over, and it still ends there.
 
-        One such answer is not enough: other errors may have taken the patience.
-        A broker answers a pull at its queue's end with NO_NEW_MSG, whatever the queue had before. In a group
-        the range fails instead, and the next plan finds the loss.
+        One such answer is not enough, because other errors may have used up the patience. In a group the
+        range fails instead, and the next plan finds the loss.
         """
         gives_up_at_s = self._gives_up_at_s
-        is_at_end = outcome.status is PullStatus.NO_NEW_MSG and asked >= outcome.max_offset
         is_over = self._has_ended_short and gives_up_at_s is not None and now_s >= gives_up_at_s
-        self._has_ended_short |= is_at_end
-        return is_at_end and is_over and not self._settings.is_group_read
+        return self._is_at_end(asked, outcome) and is_over and not self._settings.is_group_read
+
+    @staticmethod
+    def _is_at_end(asked: int, outcome: PullResult) -> bool:
+        """Return whether the queue ended at the offset ``asked`` for, or before it.
+
+        A broker answers such a pull with NO_NEW_MSG, whatever the queue had before.
+        """
+        return outcome.status is PullStatus.NO_NEW_MSG and asked >= outcome.max_offset
 
     def _passes_over(self, task: PullTask, outcome: PullResult) -> bool:
         """Return whether an answer without messages means that no message below its next offset matches."""
