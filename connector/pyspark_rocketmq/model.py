@@ -539,6 +539,11 @@ class QueueBounds(NamedTuple):
         """Whether reading can continue at ``next_offset``: a stored offset, or the end."""
         return self.min_offset <= next_offset <= self.max_offset
 
+    @property
+    def extent(self) -> str:
+        """The offsets in words, for a message: the first one, and the end (exclusive)."""
+        return f"offsets {self.min_offset} to {self.max_offset}"
+
 
 class ReturnType(StrEnum):
     """How a listener call ended, for hooks and statistics (``ConsumeReturnType``)."""

@@ -45,7 +45,7 @@ class Found(NamedTuple):
     @property
     def available(self) -> str:
         """The queue's offsets in words: the first one, and the end (exclusive)."""
-        return f"offsets {self.bounds.min_offset} to {self.bounds.max_offset}"
+        return self.bounds.extent
 
 
 class MessageLookup:

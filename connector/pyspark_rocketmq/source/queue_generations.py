@@ -509,8 +509,8 @@ class CheckpointGenerations:
         lost = sorted(shorter.keys() - waiting.keys())
         if lost and self._fails:
             queue = lost[0]
-            first, end, _ = snapshot.bounds[queue]
-            raise LogTailLost(str(queue), max(shorter[queue].start, end), f"offsets {first} to {end}")
+            bounds = snapshot.bounds[queue]
+            raise LogTailLost(str(queue), max(shorter[queue].start, bounds.max_offset), bounds.extent)
         waiting |= self._look([was for was in planned if was.queue not in waiting], snapshot, then)
         return [
             replace(was, end=min(was.end, max(was.start, self._begun.get(was.queue, was.end))))

@@ -207,18 +207,17 @@ class OptionPositions:
         _await_masters([*_restrict(snapshot.slave_bounds, [queue])], "the offset of a group")
         if following.is_wanted:
             return following.next_offset
-        available = f"offsets {bounds.min_offset} to {bounds.max_offset}"
         if self._options.fail_on_data_loss and row.next_offset > bounds.max_offset:
-            raise LogTailLost(str(queue), row.next_offset, available)
+            raise LogTailLost(str(queue), row.next_offset, bounds.extent)
         if self._options.fail_on_data_loss:
-            raise OffsetsBeganAgain(str(queue), standing.place_to_look_at(), available)
+            raise OffsetsBeganAgain(str(queue), standing.place_to_look_at(), bounds.extent)
         logger.warning(
             "offsets begin again with other messages since a group consumed them %s next_offset=%d was=%d, "
             "the broker has %s",
             queue,
             following.next_offset,
             row.next_offset,
-            available,
+            bounds.extent,
         )
         return following.next_offset
 
