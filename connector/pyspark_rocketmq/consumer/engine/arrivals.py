@@ -32,6 +32,7 @@ from pyspark_rocketmq.consume.part import QueueAck
 from pyspark_rocketmq.consume.read_range import PullThresholds
 from pyspark_rocketmq.consume.turns import RangeInstructions
 from pyspark_rocketmq.consumer.engine.output import Consumed
+from pyspark_rocketmq.consumer.engine.range import late_reset
 from pyspark_rocketmq.errors import RocketMQError
 from pyspark_rocketmq.model import MessageExt, MessageQueue, QueueRange
 from pyspark_rocketmq.source.schema import Arrival, EndReason, RangeEnd, ReadPiece
@@ -188,6 +189,11 @@ class ArrivingRange(Generic[RunT]):
     def is_moved(self) -> bool:
         """Whether what has arrived must not be delivered any more: see :meth:`RangeEnd.moves`."""
         return self.end is not None and self.end.moves(self.planned)
+
+    @property
+    def late_reset(self) -> Consumed | None:
+        """Further result with a reset that arrived after the range had its last result; None without one."""
+        return None if self.last is None else late_reset(self.last, self.end)
 
     def has_reached(self, thresholds: PullThresholds) -> bool:
         """Return whether the messages that the run has not passed are as many or as large as they may be."""

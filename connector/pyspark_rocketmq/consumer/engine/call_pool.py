@@ -34,7 +34,6 @@ from pyspark_rocketmq.consumer.engine.arrivals import (
     two_ranges,
 )
 from pyspark_rocketmq.consumer.engine.output import Consumed
-from pyspark_rocketmq.consumer.engine.range import late_reset
 from pyspark_rocketmq.listeners.calls import DaemonThreads
 from pyspark_rocketmq.model import MessageQueue
 from pyspark_rocketmq.source.schema import Arrival
@@ -355,11 +354,7 @@ class RangesAtOnce:
             raise ended.result
         if ended.result is not None:
             yield ended.result
-        yield from self._late_reset(one)
-
-    def _late_reset(self, one: PooledRange) -> Iterator[Consumed]:
-        """Yield the reset in the end of a range that arrived after the range had ended, if it has one."""
-        if one.last is not None and (late := late_reset(one.last, one.end)) is not None:
+        if (late := one.late_reset) is not None:
             yield late
 
     def _reading_is_over(self, error: BaseException | None) -> None:
@@ -388,4 +383,5 @@ class RangesAtOnce:
                     report_end(self._instructions, arrival.end)
             else:
                 one.end, one.is_whole = arrival.end, arrival.is_end
-                yield from self._late_reset(one)
+                if (late := one.late_reset) is not None:
+                    yield late

@@ -46,7 +46,7 @@ from pyspark_rocketmq.consumer.engine.arrivals import (
 from pyspark_rocketmq.consumer.engine.keyed import KeyedRun
 from pyspark_rocketmq.consumer.engine.orderly import OrderlyRun, RangeConsumer, RangeTurn
 from pyspark_rocketmq.consumer.engine.output import Consumed
-from pyspark_rocketmq.consumer.engine.range import RangeCuts, late_reset
+from pyspark_rocketmq.consumer.engine.range import RangeCuts
 from pyspark_rocketmq.model import MessageQueue
 from pyspark_rocketmq.source.schema import Arrival, RangeEnd
 
@@ -229,7 +229,7 @@ class OrderlyTask:
         return one
 
     def _note_late_reset(self, one: _Range) -> None:
-        if one.last is not None and (late := late_reset(one.last, one.end)) is not None:
+        if (late := one.late_reset) is not None:
             self._late.append(late)
 
     def _reading_is_over(self, error: BaseException | None) -> None:
