@@ -325,10 +325,7 @@ def _unread_of(offset: Mapping[str, Any], planned: Sequence[QueueRange]) -> Unre
     counts = offset.get("unread", [])
     try:
         if isinstance(counts, str):
-            unpacking = zlib.decompressobj()
-            counts = _from_planes(
-                unpacking.decompress(base64.b85decode(counts), len(planned) * _INT64_BYTES or 1)
-            )
+            counts = _from_planes(_decompressed(counts, len(planned) * _INT64_BYTES))
         known = [_whole(count, 0) for count in counts]
     except (TypeError, ValueError, struct.error, zlib.error):
         return {}
@@ -438,14 +435,27 @@ def _compressed(data: bytes) -> str:
     return base64.b85encode(zlib.compress(data, 9)).decode()
 
 
+def _decompressed(text: str, most_bytes: int) -> bytes:
+    """Return what :func:`_compressed` made a text of.
+
+    Raises:
+        ValueError, zlib.error: If the text is damaged, or is of more than ``most_bytes`` bytes.
+    """
+    unpacking = zlib.decompressobj()
+    # To zlib, a limit of 0 is no limit.
+    data = unpacking.decompress(base64.b85decode(text), max(most_bytes, 1))
+    if not unpacking.eof or unpacking.unused_data:
+        raise ValueError(f"the packed numbers are not whole, or of more than {most_bytes} bytes")
+    return data
+
+
 def _unpacked(text: str, queues: int, *, is_open: bool) -> Iterable[QueueRange]:
     if queues > _MOST_QUEUES:
         raise ValueError(f"the number of queues is {queues}, but at most {_MOST_QUEUES} are possible")
-    unpacking = zlib.decompressobj()
-    data = unpacking.decompress(base64.b85decode(text), queues * _MOST_BYTES_A_QUEUE)
+    data = _decompressed(text, queues * _MOST_BYTES_A_QUEUE)
     line, _, numbers = data.partition(b"\n")
     size = queues * _INT64_BYTES
-    if not unpacking.eof or unpacking.unused_data or len(numbers) != _COLUMNS * size:
+    if len(numbers) != _COLUMNS * size:
         raise ValueError(f"the packed ranges are not those of {queues} queues")
     facts = json.loads(line)
     ids, starts, counts, epochs, times = (
