@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import partial
 from unittest.mock import call, create_autospec
 
@@ -19,85 +20,65 @@ from pyspark_rocketmq.model import MessageQueue
 from tests.helpers.wait import wait_until
 
 
-def test_the_first_plan_waits_for_the_number_of_tasks_that_can_run() -> None:
-    """D3: the group's first micro-batch has no more tasks than any other."""
-    clock = SystemClock()
-    hub = HubServer(
+@pytest.fixture
+def hub() -> Iterator[HubServer]:
+    server = HubServer(
         "127.0.0.1",
         "127.0.0.1",
         must_ask=True,
         slots=Slots(9, 7),
         commit=lambda commit: None,
         look=lambda: None,
-        clock=clock,
+        clock=SystemClock(),
     )
-    try:
-        connection = PlannerControl(hub.address, clock)
-        connection.start(create_autospec(RunningMember, instance=True))
-
-        assert connection.slots() == 7
-    finally:
-        hub.close()
+    yield server
+    server.close()
 
 
-def test_what_holds_queues_up_reaches_the_planner() -> None:
+def test_the_first_plan_waits_for_the_number_of_tasks_that_can_run(hub: HubServer) -> None:
+    """D3: the group's first micro-batch has no more tasks than any other."""
+    connection = PlannerControl(hub.address, SystemClock())
+    connection.start(create_autospec(RunningMember, instance=True))
+
+    assert connection.slots() == 7
+
+
+def test_what_holds_queues_up_reaches_the_planner(hub: HubServer) -> None:
     """D6: before and after it connects."""
-    clock = SystemClock()
-    hub = HubServer(
-        "127.0.0.1", "127.0.0.1", must_ask=True, slots=Slots(), commit=lambda commit: None, look=lambda: None,
-        clock=clock,
-    )  # fmt: skip
-    try:
-        hub.report(partial(HubState.held_up, reason="No permission."))
-        connection = PlannerControl(hub.address, clock)
-        connection.start(create_autospec(RunningMember, instance=True))
-        wait_until(lambda: connection.held_up == "No permission.")
+    hub.report(partial(HubState.held_up, reason="No permission."))
+    connection = PlannerControl(hub.address, SystemClock())
+    connection.start(create_autospec(RunningMember, instance=True))
+    wait_until(lambda: connection.held_up == "No permission.")
 
-        hub.report(partial(HubState.held_up, reason=""))
-        wait_until(lambda: connection.held_up == "")
-    finally:
-        hub.close()
+    hub.report(partial(HubState.held_up, reason=""))
+    wait_until(lambda: connection.held_up == "")
 
 
-def test_the_wish_for_another_plan_reaches_the_driver_also_later_and_goes_with_its_plan() -> None:
+def test_the_wish_for_another_plan_reaches_the_driver_also_later_and_goes_with_its_plan(
+    hub: HubServer,
+) -> None:
     """B5: a queue was gained."""
-    clock = SystemClock()
-    hub = HubServer(
-        "127.0.0.1", "127.0.0.1", must_ask=True, slots=Slots(), commit=lambda commit: None, look=lambda: None,
-        clock=clock,
-    )  # fmt: skip
     queue = MessageQueue("T", "broker-a", 0)
-    try:
-        connection = PlannerControl(hub.address, clock)
-        connection.plan_made(3, [queue])
-        connection.replan(3, "a queue was gained")
-        connection.start(create_autospec(RunningMember, instance=True))
-        wait_until(lambda: hub.query(lambda state: state._replan) == (3, "a queue was gained"))
+    connection = PlannerControl(hub.address, SystemClock())
+    connection.plan_made(3, [queue])
+    connection.replan(3, "a queue was gained")
+    connection.start(create_autospec(RunningMember, instance=True))
+    wait_until(lambda: hub.query(lambda state: state._replan) == (3, "a queue was gained"))
 
-        connection.replan(3, "another one too")
-        wait_until(lambda: hub.query(lambda state: state._replan) == (3, "another one too"))
-        connection.plan_made(4, [queue])
-        assert connection._replan is None
-    finally:
-        hub.close()
+    connection.replan(3, "another one too")
+    wait_until(lambda: hub.query(lambda state: state._replan) == (3, "another one too"))
+    connection.plan_made(4, [queue])
+    assert connection._replan is None
 
 
-def test_a_reset_that_a_task_has_found_reaches_the_member() -> None:
+def test_a_reset_that_a_task_has_found_reaches_the_member(hub: HubServer) -> None:
     """F5"""
-    clock = SystemClock()
-    hub = HubServer(
-        "127.0.0.1", "127.0.0.1", must_ask=True, slots=Slots(), commit=lambda commit: None, look=lambda: None,
-        clock=clock,
-    )  # fmt: skip
     queue = MessageQueue("T", "broker-a", 0)
     member = create_autospec(RunningMember, instance=True)
-    try:
-        PlannerControl(hub.address, clock).start(member)
-        report_reset(ControlEndpoint(hub.address, 7, must_ask=True), queue, 3)
+    PlannerControl(hub.address, SystemClock()).start(member)
+    report_reset(ControlEndpoint(hub.address, 7, must_ask=True), queue, 3)
 
-        wait_until(lambda: member.reset_found.mock_calls == [call(queue, 3)])
-    finally:
-        hub.close()
+    wait_until(lambda: member.reset_found.mock_calls == [call(queue, 3)])
 
 
 def test_a_driver_that_is_away_is_waited_for_once(monkeypatch: pytest.MonkeyPatch) -> None:
