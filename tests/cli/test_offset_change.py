@@ -759,11 +759,11 @@ def test_a_watermark_that_an_operator_set_does_not_show_which_rows_are_earlier(
     """H7, F4: of a sink that had lost the watermarks of both generations, for example."""
     earlier.rewind(GROUP, {A0: 7})
     begun = Begun(tmp_path / "others", earlier)
-    told = r"has 8 rows of its queues, which .* Offsets have begun again in .*storeTimestamp.*accept-gap.*beside_rows"
+    text = r"has 8 rows of its queues, which .* Offsets have begun again in .*storeTimestamp.*accept-gap.*beside_rows"
 
-    with pytest.raises(JobFailed, match=told) as refused:
+    with pytest.raises(JobFailed, match=text) as refused:
         begun.shop.do(reset, ToSink(), sink=earlier.path)
-    with pytest.raises(SinkConflict, match=told):
+    with pytest.raises(SinkConflict, match=text):
         reset_to_sink(begun.store, earlier, GROUP)
 
     assert "highest queueOffset" not in str(refused.value)

@@ -52,7 +52,7 @@ class Instructions:
         self.cut: Callable[[None], bool] = lambda _: False
         self.doubt: Exception | None = None
         self.errors: list[BaseException | None] = []
-        """What :meth:`forget` was called with."""
+        """Arguments of the calls of :meth:`forget`."""
 
     def fate(self, queue: MessageQueue) -> Fate:
         return self.fates.get(queue, Fate.KEPT)

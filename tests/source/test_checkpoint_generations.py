@@ -42,7 +42,7 @@ class Stream:
         return int(self.planning.clock.now_s() * 1000)
 
     def again(self) -> Ranges:
-        """What is read of the newest plan after a restart."""
+        """Part of the newest plan that is read after a restart."""
         self.restart()
         self._look()
         ranges = self.planning.planner.runnable(self.planning.offset)
