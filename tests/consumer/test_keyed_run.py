@@ -519,3 +519,31 @@ def test_an_arrow_listener_gets_the_messages_of_one_key_as_a_batch(at_once: int)
     ])  # fmt: skip
     assert [row["queueOffset"] for row in rows_of(last)] == [offset for offset in offsets for _ in range(2)]
     assert last.ack.finished == "EXHAUSTED"
+
+
+def test_an_arrow_listener_may_return_no_rows_for_the_messages_of_one_key() -> None:
+    """I8"""
+    messages = [keyed_message(offset, "a") for offset in range(6)]
+
+    def listener(batch: pa.RecordBatch, context: ConsumeOrderlyContext) -> Any:
+        is_second = pa.array([offset % 2 == 1 for offset in batch.column("queueOffset").to_pylist()])
+        rows = batch.select(["queueOffset"]).filter(is_second)
+        return SUCCESS, pa.RecordBatch.from_arrays([rows.column(0)] * 2, names=["queueOffset", "step"])
+
+    in_arrow: Any = ArrowListener(listener)
+    for kept in (messages, messages[::2]):
+        run = KeyedRun(
+            QueueRange.between(QUEUE, 0, 6, epoch=1),
+            ArrivedMessages(QUEUE, batches_with([row_of(message) for message in kept], 2)),
+            listener=in_arrow,
+            output=OUTPUT,
+            settings=OrderlySettings(consume_message_batch_max_size=3),
+            now_s=lambda: 50.0,
+        )
+        run.consume()
+        run.stop()
+        last = run.last(RangeEnd(planned=run._planned, rows=len(kept)))
+
+        assert last.ack.finished == "EXHAUSTED"
+        expected = [message.queue_offset for message in kept if message.queue_offset % 2]
+        assert [row["queueOffset"] for row in rows_of(last)] == expected

@@ -27,7 +27,7 @@ from pyspark_rocketmq.consumer.engine.orderly import RangeConsumer
 from pyspark_rocketmq.consumer.engine.output import Consumed, listener_schema
 from pyspark_rocketmq.consumer.engine.state import OrderlyEngine, spark_batches
 from pyspark_rocketmq.errors import SchemaError
-from pyspark_rocketmq.listeners.arrow_listener import ArrowListener
+from pyspark_rocketmq.listeners.arrow_listener import ArrowListener, PandasListener
 from pyspark_rocketmq.listeners.context import (
     ConsumeConcurrentlyContext,
     ConsumeHooks,
@@ -74,13 +74,18 @@ def a_row_each(batch: pa.RecordBatch, context: ConsumeOrderlyContext) -> Any:
 
 
 def consumed(
-    listener: Orderly, planned: QueueRange = PLANNED, *, at_once: int = 4, **changes: object
+    listener: Orderly,
+    planned: QueueRange = PLANNED,
+    *,
+    at_once: int = 4,
+    kind: type[ArrowListener] = ArrowListener,
+    **changes: object,
 ) -> tuple[list[tuple[Any, ...]], QueueAck]:
     """What a task of the direct engine gives out, pickled as for an executor: offset, name and size of rows,
     and the ack.
     """
     settings = OrderlySettings(consume_message_batch_max_size=at_once)
-    engine = DirectEngine(RangeConsumer(ArrowListener(listener), OutputColumns.of(OUTPUT), settings))
+    engine = DirectEngine(RangeConsumer(kind(listener), OutputColumns.of(OUTPUT), settings))
     sent = cloudpickle.loads(cloudpickle.dumps(engine))
     # Batches of the source end elsewhere than deliveries.
     return taken_apart(sent(source_of(rows_of(planned, **changes), 3)))
@@ -209,6 +214,26 @@ def test_batches_are_accumulated_until_a_commit(
     rows, ack = consumed(listener)
 
     assert (ack.state.next_offset, len(rows)) == (reached, given_out)
+
+
+NO_ROWS: list[tuple[type[ArrowListener], Any]] = [
+    (ArrowListener, pa.RecordBatch.from_arrays([pa.array([], pa.int64())], names=["queueOffset"])),
+    (ArrowListener, pa.RecordBatch.from_pydict({"queueOffset": [], "name": []})),
+    (ArrowListener, pa.Table.from_pylist([])),
+    (PandasListener, pd.DataFrame([])),
+    (PandasListener, pd.DataFrame({"queueOffset": [], "name": []})),
+]
+
+
+@pytest.mark.parametrize("at_once", [1, 4])
+@pytest.mark.parametrize(("kind", "no_rows"), NO_ROWS)
+def test_a_result_without_rows_needs_no_columns(
+    kind: type[ArrowListener], no_rows: Any, at_once: int
+) -> None:
+    """H6, H12: tables that are made from an empty list have no columns, or columns without a type."""
+    rows, ack = consumed(lambda batch, context: (SUCCESS, no_rows), at_once=at_once, kind=kind)
+
+    assert (rows, ack.finished, ack.state.next_offset, ack.failed) == ([], "EXHAUSTED", 20, 0)
 
 
 def test_messages_of_the_retry_topic_have_the_topic_they_were_sent_to_first() -> None:

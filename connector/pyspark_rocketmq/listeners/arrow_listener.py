@@ -70,7 +70,9 @@ class ArrowListener:
         """Emit the rows that the function returned; return its status."""
         match returned:
             case (status, given) if (rows := self._rows(given, context)) is not None:
-                context.emit_batch(_with_owners(rows, delivered))
+                # Without rows, the columns may be missing, or of another type.
+                if rows.num_rows:
+                    context.emit_batch(_with_owners(rows, delivered))
                 return status
             case _:
                 return returned
