@@ -103,3 +103,4 @@ def test_a_sink_is_found_by_name_or_by_identity() -> None:
     assert recorded.identity_of("/mnt/lake/orders", "table-1") == "table-1"
     assert recorded.identity_of("/lake/lines", None) == ""
     assert recorded.identity_of("/lake/other", "table-3") is None
+    assert recorded.identity_of("/lake/orders", "table-2", ["table-1", "table-2"]) is None

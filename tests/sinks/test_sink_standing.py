@@ -192,6 +192,22 @@ def test_two_sinks_of_one_name_are_distinguished_by_their_identities() -> None:
     assert (anew.standing.identity, anew.is_another) == ("token-3", True)
 
 
+def test_a_second_sink_of_the_same_name_is_new_to_the_group() -> None:
+    """H7: a second database, whose table of watermarks may not be there yet."""
+    found = rows(row(Q0, 9, DATABASE))
+    for other in (
+        DATABASE._replace(identity="token-2", watermarks={}),
+        DATABASE._replace(identity=None, watermarks={}),
+    ):
+        for both in ([DATABASE, other], [other, DATABASE]):
+            assert not find_gaps(found, both)
+            assert [each.standing for each in left_out_sinks(found, both)] == [other]
+            assert not replayed_messages(rows(row(Q0, 9, DATABASE)), both)
+
+        [lost] = find_gaps(found, [other])
+        assert lost.standing is other
+
+
 def test_each_of_several_sinks_is_judged_by_itself() -> None:
     """H7: the offsets go back to where the one is that lacks most; the others leave out what they have."""
     behind = DATABASE._replace(watermarks={Q0: 2})
@@ -212,9 +228,12 @@ def test_the_error_names_three_ways_forward() -> None:
     assert f"--option consumerGroup={GROUP} --option nameServers=HOST:PORT`" in delta
     assert "`pyspark-rocketmq offsets reset --to earliest --option" in delta
     assert "`pyspark-rocketmq offsets accept-gap --option" in delta
+    assert "remove the sink's table, and run `pyspark-rocketmq offsets reset --to earliest" in delta
 
     database = refusal(rows(row(Q0, 12, DATABASE)), DATABASE)
     assert "`rmq.reset_to_sink(store, sink, consumer_group)` in Python" in database
+    # Its own tables keep their rows, and others may have watermarks in its table of watermarks.
+    assert "delete the rows that the group has written, and the group's rows in the table" in database
 
 
 def test_sinks_that_have_lost_rows_together_are_gone_back_to_together() -> None:

@@ -140,13 +140,18 @@ def reset_to_sink(
     rows = store.read(consumer_group)
     generations = {queue: row.generation for queue, row in rows.items()}
     targets: dict[MessageQueue, int] = {}
-    for single in single_sinks(as_single_sink(sink)):
-        for gap in find_gaps(rows, single.standings(consumer_group, generations)):
-            problem = None if beside_rows else rows_problem(single, consumer_group, gap)
-            if problem is not None:
-                raise SinkConflict(problem)
-            for queue, target in gap.targets.items():
-                targets[queue] = min(target, targets.get(queue, target))
+    single_of = {
+        id(standing): (single, standing)
+        for single in single_sinks(as_single_sink(sink))
+        for standing in single.standings(consumer_group, generations)
+    }
+    for gap in find_gaps(rows, [standing for _, standing in single_of.values()]):
+        single, _ = single_of[id(gap.standing)]
+        problem = None if beside_rows else rows_problem(single, consumer_group, gap)
+        if problem is not None:
+            raise SinkConflict(problem)
+        for queue, target in gap.targets.items():
+            targets[queue] = min(target, targets.get(queue, target))
     if not targets:
         return {}
     # The offset rows still remember messages of the broker's log, so that a loss there is still noticed.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Final
 
 from pyspark_rocketmq.errors import DamagedOffsets
@@ -24,16 +24,21 @@ class RecordedSinks(StoredValue[Mapping[str, str]]):
         """Id of each sink's table, by the sink's name; an empty string for a sink without such an id."""
         return self._read()
 
-    def identity_of(self, name: str, identity: str | None) -> str | None:
+    def identity_of(self, name: str, identity: str | None, present: Collection[str] = ()) -> str | None:
         """Return the recorded identity of a sink; None if it is not recorded.
 
         Args:
             name: The sink's name.
             identity: The present id of its table. If this id is recorded under another name, the sink was
                 renamed, and the id is returned.
+            present: The ids of the tables of all sinks of the query. An id that is recorded under the sink's
+                name belongs to another sink if it is one of these: two databases may have tables of one name.
         """
         known = self.identities
-        return identity if identity and identity in known.values() else known.get(name)
+        if identity and identity in known.values():
+            return identity
+        of_name = (each for each_name, each in known.items() if each_name in (name, name_beside(name, each)))
+        return next((each for each in of_name if each not in present), None)
 
     @staticmethod
     def _encode(facts: Mapping[str, str]) -> str:
@@ -49,6 +54,11 @@ class RecordedSinks(StoredValue[Mapping[str, str]]):
 
 
 NO_SINKS: Final = RecordedSinks()
+
+
+def name_beside(name: str, identity: str) -> str:
+    """Return the name under which a sink is recorded if another sink of the batch has the same name."""
+    return f"{name} {identity}"
 
 
 def _identities(found: object) -> dict[str, str]:

@@ -18,7 +18,7 @@ from typing import NamedTuple
 from pyspark_rocketmq.display import counted
 from pyspark_rocketmq.errors import SinkSetBack
 from pyspark_rocketmq.model import MessageQueue
-from pyspark_rocketmq.offsets.recorded_sinks import RecordedSinks
+from pyspark_rocketmq.offsets.recorded_sinks import RecordedSinks, name_beside
 from pyspark_rocketmq.offsets.store import OffsetRow, SinkRecord
 from pyspark_rocketmq.stored_values import NO_MESSAGES, LastMessage, RememberedMessages
 
@@ -130,9 +130,9 @@ def recorded_sinks(standings: Iterable[SinkStanding]) -> RecordedSinks:
     """Return names and ids of a batch's sinks in the form that offset rows store."""
     known: dict[str, str] = {}
     for standing in standings:
+        identity = standing.identity or ""
         # Two databases may have tables with the same name.
-        name = standing.name if standing.name not in known else f"{standing.name} {standing.identity}"
-        known[name] = standing.identity or ""
+        known[name_beside(standing.name, identity) if standing.name in known else standing.name] = identity
     return RecordedSinks(known)
 
 
@@ -158,14 +158,16 @@ def check_has_all(
 def find_gaps(rows: Mapping[MessageQueue, OffsetRow], standings: Sequence[SinkStanding]) -> list[SinkGap]:
     """Find the sinks that lack rows of messages below the group's offsets, or are now another table.
 
-    ``rows`` are the group's rows in the offset store. Only sinks that one of them names count.
+    ``rows`` are the group's rows in the offset store. Only sinks that one of them names count. ``standings``
+    are those of all sinks of the query.
     """
     found = []
+    present = _identities(standings)
     for standing in standings:
         behind: dict[MessageQueue, OffsetRow] = {}
         remembered = ""
         for queue, row in rows.items():
-            known = row.sinks.identity_of(standing.name, standing.identity)
+            known = row.sinks.identity_of(standing.name, standing.identity, present)
             if known is None:
                 continue
             is_another = bool(known and standing.identity) and known != standing.identity
@@ -188,8 +190,11 @@ def replayed_messages(
     was restored; after a reset the row names no sinks.
     """
     forgotten = {}
+    present = _identities(standings)
     for queue, row in rows.items():
-        known = (sink for sink in standings if row.sinks.identity_of(sink.name, sink.identity) is not None)
+        known = (
+            sink for sink in standings if row.sinks.identity_of(sink.name, sink.identity, present) is not None
+        )
         farthest = max((sink.watermarks.get(queue, 0) for sink in known), default=0)
         if farthest > row.next_offset:
             forgotten[queue] = farthest - row.next_offset
@@ -273,18 +278,23 @@ def left_out_sinks(
     moves with the sink: until then, the queue's row names the other sinks and not this one.
     """
     found = []
+    present = _identities(standings)
     for standing in standings:
         behind = {
             queue: row
             for queue, row in rows.items()
             if row.sinks
-            and row.sinks.identity_of(standing.name, standing.identity) is None
+            and row.sinks.identity_of(standing.name, standing.identity, present) is None
             and standing.watermarks.get(queue, 0) < row.next_offset
             and queue not in standing.later
         }
         if behind:
             found.append(LeftOutSink(standing, behind))
     return found
+
+
+def _identities(standings: Iterable[SinkStanding]) -> frozenset[str]:
+    return frozenset(standing.identity for standing in standings if standing.identity)
 
 
 def gap_message(consumer_group: str, gaps: Sequence[SinkGap], *, store: str) -> str:
@@ -300,9 +310,19 @@ def gap_message(consumer_group: str, gaps: Sequence[SinkGap], *, store: str) -> 
         + " If the sink can be put back as it was, do that and start the query again. Otherwise stop every "
         "query of the group and choose one of three ways. (1) Consume the messages that the sink lacks "
         f"again, as far as brokers still have them: {back}. (2) Start over with an empty sink and all "
-        "messages that brokers have: remove the sink's table, and run "
+        f"messages that brokers have: {_emptying(gaps)}, and run "
         f"`pyspark-rocketmq offsets reset --to earliest {at_brokers}`. (3) Accept the gap{given} and go on "
         f"from here: `pyspark-rocketmq offsets accept-gap {group}`."
+    )
+
+
+def _emptying(gaps: Sequence[SinkGap]) -> str:
+    if all(gap.standing.path for gap in gaps):
+        return "remove the sink's table"
+    # The name of a database's sink is that of its table of watermarks, which other groups may share.
+    return (
+        "remove the sink's table if it is a Delta table; in a database, delete the rows that the group has "
+        "written, and the group's rows in the table of watermarks"
     )
 
 
