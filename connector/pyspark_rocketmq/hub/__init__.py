@@ -1,6 +1,7 @@
 """Communication between one query's driver, its planner and its tasks while a batch runs.
 
-Tasks give up queues that another group member is to have, and the driver commits finished results early.
+It serves two purposes: tasks give up queues that another member of the group is to have, and the driver
+commits results of tasks that still run.
 """
 
 from __future__ import annotations

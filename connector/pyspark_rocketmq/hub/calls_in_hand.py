@@ -27,9 +27,10 @@ _LONGEST_PAUSE_S: Final = 0.01
 
 
 class AnnouncedEnd:
-    """Decides which queues end, and when, after a batch's end was announced. Not thread-safe.
+    """Decides which queues of a task end, and when, after a batch's end was announced. Not thread-safe.
 
-    It is made at the announcement, and waits until the listener calls that were running then have ended.
+    It is made at the announcement. It is over when the listener calls that were running at that moment have
+    ended.
     """
 
     def __init__(self, now_s: float) -> None:
@@ -104,8 +105,8 @@ class CallsInHand:
     def look(self, end: AnnouncedEnd, now_s: float) -> bool:
         """End the queues whose calls take long, as ``end`` decides; return whether the wait is over.
 
-        It is over when no call is left that was running at the announcement, or the driver has ended the
-        task. Then the function ``over`` was called.
+        The wait is over when no call is left that was running at the announcement, or when the driver has
+        ended the task. In that case this calls the function ``over``.
         """
         if not self._is_ended():
             self._end_queues(end.look(self.lasting(), now_s))

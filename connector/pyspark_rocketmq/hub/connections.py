@@ -86,7 +86,7 @@ class Connection:
 
     @property
     def why_not_open(self) -> str:
-        """Reason in words why this connection has not opened in time, provided that no error ended it."""
+        """Likely reason, in words, why this connection did not open in time, for use if no error ended it."""
         if not self.is_secured:
             return "the other side has not finished the TLS handshake in time"
         if self.has_received:
@@ -334,15 +334,15 @@ class ConnectionLoop(ABC):
 class Reconnecting:
     """Decides when a client tries to connect again after its connection broke; no I/O, no clock.
 
-    The first try comes after 0.1 s, later ones after growing pauses. After ten seconds no further try is
-    made.
+    The first try comes after 0.1 s, later ones after growing pauses. Ten seconds after the break the client
+    gives up.
     """
 
     def __init__(self, now_s: float) -> None:
         self._until_s = now_s + RECONNECT_S
         self._pause_s = _FIRST_PAUSE_S
         self._next_s: float | None = now_s + _FIRST_PAUSE_S
-        """Time of the next try; None while a try is under way."""
+        """Monotonic time of the next try; None while a try is under way."""
 
     @property
     def next_tick_s(self) -> float:
@@ -356,8 +356,8 @@ class Reconnecting:
     def tries(self, now_s: float) -> bool:
         """Return whether to try to connect now.
 
-        After True the caller tries, and calls :meth:`failed` if the try fails; until then, the answer is
-        False.
+        After True the caller makes a try, and calls :meth:`failed` if the try fails. While the try is under
+        way, the answer is False.
         """
         is_due = self._next_s is not None and now_s >= self._next_s
         if is_due:
@@ -373,8 +373,7 @@ class Reconnecting:
 class HubClient(ConnectionLoop, Generic[ReceivedT]):
     """A planner's or worker's connection to the driver; after a short break it may connect again.
 
-    After the client has called the function ``lost``, it makes no further connection; make another client
-    then.
+    After the client has called the function ``lost``, it makes no further connection: make another client.
     """
 
     def __init__(
@@ -415,7 +414,7 @@ class HubClient(ConnectionLoop, Generic[ReceivedT]):
         """Present from a break until the client is connected again or gives up."""
         self._is_loss_reported = False
         self.number = 0
-        """Number of the newest connection: 0 before the first one, which has 1; one more after each break."""
+        """Number of the newest connection, from 1; 0 before the first one."""
         self._is_decided = threading.Event()
         deadline = Deadline.after(clock, timeout_s)
         self._place = f"{address.host}:{address.port}"

@@ -10,10 +10,10 @@ Tasks send parts of their results before the job ends for two reasons: a queue i
 | ``rocketmq-batch-over`` | notifies the planner that a batch is over, once the brokers have its offsets |
 | ``rocketmq-hub-watch`` | compares epochs, counts slots, logs long commits, closes the hub with the query |
 
-A *part* is a piece of a task's result. Parts are accepted until the job is over. A commit that fails is tried
-again for a minute, and no other one is made before it. Without ``commit_interval`` the batch does not fail
-before its job is over. The batch's end waits until the accepted parts are committed; after that nothing is
-committed early.
+A *part* is a piece of a task's result; parts that get one commit are a *group*. Parts are accepted until the
+job is over. A commit that fails is tried again for a minute, and no other commit is made in that time. If it
+still fails, the batch fails; without ``commit_interval``, only once its job is over. The batch's end waits
+until the accepted parts are committed. The caller then commits the rest of the job's result.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Committed(NamedTuple):
     """Outcome of a commit that has not failed."""
 
     refused: Queues = frozenset()
-    """Queues that the sink or the offset store has refused, so that nothing of them is committed."""
+    """Queues that the sink or the offset store has refused: nothing of them was committed."""
     took_s: float = 0.0
     """How long it took to store the offsets, in seconds; 0 if they were not stored."""
 
@@ -59,6 +59,7 @@ class BatchEnd(NamedTuple):
     """Result of :meth:`DriverControl.end`: number of the batch's plan, and results that are not committed."""
 
     plan: int = 0
+    """Number of the batch's plan; 0 if the planner has reported none."""
     rest: Group | None = None
     """Results in the job's output that no task had sent to the driver before; None if there are none. The
     caller commits them."""
@@ -181,8 +182,8 @@ class DriverControl:
         consumed. Whenever the hub closes, also by :meth:`close`, ``stop`` is called once no batch is under
         way.
 
-        Spark does not end an idle query with its session, and the query's planner would keep its queues; so
-        ``is_alive`` must also return False when the session has ended. ``is_alive`` is called about once a
+        ``is_alive`` must also return False when the Spark session has ended: Spark does not end an idle query
+        with its session, and the query's planner would keep its queues. ``is_alive`` is called about once a
         second and must raise nothing.
         """
         self._is_alive = is_alive
@@ -211,13 +212,17 @@ class DriverControl:
         self._is_look_wanted.set()
 
     def held_up(self, reason: str) -> None:
-        """Report to the planner why queues cannot be consumed, or "" if nothing hinders it. Do not wait."""
+        """Report to the planner what keeps queues from being consumed; return immediately.
+
+        ``reason``: the cause in words; empty if all queues can be consumed.
+        """
         self._hub.report(partial(HubState.held_up, reason=reason))
 
     def stop_tasks(self, within_s: float) -> bool:
         """End tasks after their current calls, and wait until their batch is committed.
 
-        Tasks that ask later do not begin. Return False if the batch is not over within ``within_s`` seconds.
+        Tasks that connect later do not begin. Return False if the batch is not over within ``within_s``
+        seconds.
         """
         self._stop_tasks()
         return self._has_no_batch.wait(within_s)
@@ -248,14 +253,13 @@ class DriverControl:
         """End the job: accept no further result, and wait until the accepted ones are committed.
 
         Args:
-            parts: The results in the job's output; those that were not sent to the driver before are
-                returned.
+            parts: The results in the job's output. Those that no task has sent before are returned.
             could_ask: Whether all tasks of the batch were connected to the hub; None if no task had to
                 connect.
 
         Raises:
             RocketMQError: If tasks had to connect and could not, or if a task has failed with an error that
-                would occur in each attempt.
+                would occur again in each attempt.
             BaseException: The error of a commit that was given up.
         """
         failure = self._end_job(could_ask=could_ask, is_whole=True)
@@ -295,9 +299,9 @@ class DriverControl:
     def over(self, plan: int, is_shown: Callable[[], None]) -> None:
         """Note that the batch of ``plan`` is committed or dropped; return immediately.
 
-        Another thread then calls ``is_shown``, which may wait. After that, even if ``is_shown`` has failed,
-        it reports to the planner that the batch is over. If a newer batch is over by then, only that one is
-        reported.
+        Another thread then calls ``is_shown``, which waits until the brokers have the batch's offsets. After
+        that, even if ``is_shown`` has failed, the thread reports to the planner that the batch is over. If a
+        newer batch is over by then, only the newer one is reported.
         """
         self._newest_over = plan
         self._is_under_way = False
@@ -306,7 +310,7 @@ class DriverControl:
         self._has_no_batch.set()
 
     def failed(self) -> None:
-        """Note that a batch could not begin, or not be committed, so that its query ends."""
+        """Note that a batch could not begin, or could not be committed, so that its query ends."""
         self._has_no_batch.set()
         if self._is_under_way:
             self._is_under_way = False
@@ -420,8 +424,8 @@ class DriverControl:
     def _end(self) -> None:
         """End the tasks, wait until no batch is under way, stop the query, and close the connections.
 
-        The connections stay until the planner has left, for ``calls_end_s`` at most: it waits for reports of
-        tasks.
+        The connections stay until the planner has left, for ``calls_end_s`` at most: the planner waits here
+        for reports of tasks.
         """
         self._stop_tasks()
         # Keep the threads until no batch is under way: the end of a batch needs them.

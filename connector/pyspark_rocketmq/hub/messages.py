@@ -1,7 +1,8 @@
 """The messages between a query's driver, its planner and its tasks, and their form as JSON.
 
 A message is a frozen value. Its class has the attribute ``kind``, which is ``type`` in the JSON object. Each
-other field has the same name in JSON as its attribute, except where an annotation gives another name.
+other field has the same name in JSON as its attribute, except where an annotation gives another name. In all
+messages ``plan`` is the number of a plan, and ``task`` the id of one attempt of a task.
 
 Words of these messages: a *part* is a piece of a task's result that is committed or dropped as a whole. A
 *cut* is the moment at which the driver asks all tasks for a part. Ranges are *open* in real time: they have
@@ -71,9 +72,7 @@ def queue_list(queues: object, peer: str = "hub") -> frozenset[MessageQueue]:
             for topic, broker_name, queue_id in queues  # type: ignore[attr-defined]
         )
     except (TypeError, ValueError) as error:
-        raise RemoteProtocolError(
-            f"{peer}: the list of queues that it sent cannot be read: {error}."
-        ) from error
+        raise RemoteProtocolError(f"{peer}: a list of queues from there cannot be read: {error}.") from error
 
 
 def _listed_places(places: Mapping[MessageQueue, Place]) -> list[list[str | int]]:
@@ -132,7 +131,7 @@ class TaskError:
     """Class and text of the error with which an attempt of a task has failed."""
 
     kind: str
-    """Name of its class."""
+    """Name of the error's class."""
     text: str
     is_fatal: bool = False
     """Whether the error would occur again in another attempt, so that the driver must fail the batch."""
@@ -185,7 +184,7 @@ class Message(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class PlannerConnected:
-    """The peer is the query's planner; first message of its connection."""
+    """Report that the sender is the query's planner; first message of its connection."""
 
     kind: ClassVar[str] = "planner"
 
@@ -203,7 +202,7 @@ class PlanMade:
 class QueuesLeaving:
     """All queues of a plan that the planner must give up by now, because other members are to have them.
 
-    The message replaces the previous one of this class.
+    Each such message replaces the one before.
     """
 
     kind: ClassVar[str] = "leaving"
@@ -274,13 +273,13 @@ class TaskBegins:
     attempt: int
     """Number of the attempt, from 0."""
     places: Annotated[Places, _Key("queues")]
-    """Epoch and first offset of its ranges, by queue."""
+    """Epoch and first offset of the task's ranges, by queue."""
     tasks: int
     """Number of tasks of the batch."""
     open_for_s: Annotated[Seconds, _Key("for_s")] = None
     """Length of the batch in seconds if its ranges are open; None for closed ranges."""
     connection: int = 1
-    """Number of this connection, counted by the task's process: the driver ignores older connections."""
+    """Number of this connection, from 1, counted by the task's process: the driver ignores older ones."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -294,7 +293,7 @@ class TaskResumes:
     task: str
     batch_id: Annotated[int, _Key("batch")]
     in_doubt: PartIds
-    """Ids of parts of the task's result that it has sent and that the driver has not confirmed."""
+    """Ids of the parts that the task has sent and the driver has not confirmed."""
     connection: int
     """Number of this connection, as in :class:`TaskBegins`."""
 
@@ -332,8 +331,8 @@ class TaskDirty:
 class NothingToCut:
     """Answer of a task that has nothing to send for the driver's :class:`CutWanted`.
 
-    It has no new results, two of the parts that it has sent are not committed yet, or it could not send an
-    earlier part.
+    The task has no new results, two of the parts that it has sent are not committed yet, or it could not send
+    an earlier part.
     """
 
     kind: ClassVar[str] = "nothing"
@@ -343,7 +342,7 @@ class NothingToCut:
 
 @dataclass(frozen=True, slots=True)
 class QueuesReleased:
-    """The task has no results from these queues that may be committed, and will deliver nothing more."""
+    """Report that the task delivers nothing more from these queues, and has no results of them to commit."""
 
     kind: ClassVar[str] = "released"
     task: str
@@ -427,7 +426,7 @@ class TaskDone:
 
 @dataclass(frozen=True, slots=True)
 class SlotsKnown:
-    """Limits from the driver's Spark session: tasks of a batch, and time of calls after the query's end."""
+    """Limits from the driver's Spark session: for tasks of a batch, and for calls after the query's end."""
 
     kind: ClassVar[str] = "slots"
     slots: int
@@ -438,7 +437,7 @@ class SlotsKnown:
 
 @dataclass(frozen=True, slots=True)
 class QueuesHeldUp:
-    """Whether something keeps queues from being consumed."""
+    """Report of what keeps queues from being consumed, or that nothing does."""
 
     kind: ClassVar[str] = "held_up"
     reason: str
@@ -458,7 +457,7 @@ class PlanOver:
 
 @dataclass(frozen=True, slots=True)
 class QueuesFree:
-    """Queues that another member of the group may have.
+    """Report of queues that another member of the group may have.
 
     No task delivers them any more, and all their results are committed or dropped.
     """
@@ -482,7 +481,10 @@ class StorageRenewed:
 
 @dataclass(frozen=True, slots=True)
 class TaskMayBegin:
-    """The task may begin with its queues, except those that are ``left_out``; none if ``is_stopped``."""
+    """Permission for a task to begin with its queues, except those in ``left_out``.
+
+    If ``is_stopped``, the task must deliver nothing.
+    """
 
     kind: ClassVar[str] = "go"
     task: str
@@ -528,7 +530,7 @@ class GiveUpQueues:
 
 @dataclass(frozen=True, slots=True)
 class BatchAtWork:
-    """Whether a task that has only suspended queues left is to wait for them."""
+    """Answer to :class:`TaskIdle`: whether a task that has only suspended queues left is to wait for them."""
 
     kind: ClassVar[str] = "batch"
     task: str
@@ -583,7 +585,7 @@ class EndSoon:
 class EndTask:
     """Instruction to end after the running listener call.
 
-    Results so far become the task's result, or the last part of it.
+    The results so far become the task's result, or its last part if it has sent parts before.
     """
 
     kind: ClassVar[str] = "end"
@@ -655,7 +657,7 @@ def decode_to_driver(facts: JsonObject, peer: str) -> ToDriver:
     """Read a message that the driver has received.
 
     Raises:
-        RemoteProtocolError: If it is not complete, or its type is not known.
+        RemoteProtocolError: If the message is not complete, or its type is not known.
     """
     message = _decoded(_TO_DRIVER, facts, peer, "a message of type")
     if message is None:

@@ -43,7 +43,7 @@ class OpenBatch:
 
     def __init__(self) -> None:
         self._last_s = -inf
-        """When a batch was last ended because of a queue that could not go on."""
+        """Monotonic time at which a batch was last ended because of a queue that could not go on."""
         self.begin_batch()
 
     def begin_batch(self, why: str = "") -> None:
@@ -87,8 +87,11 @@ class OpenBatch:
     def stands(self, why: str, now_s: float, *, at_once: bool) -> None:
         """Note that a queue cannot go on in this batch, so that :meth:`tick` ends the batch.
 
-        ``at_once``: end it now, because the queue was reset; otherwise five seconds after the last batch that
-        ended for such a queue, at the earliest.
+        Args:
+            why: The cause in words, for the log.
+            now_s: Monotonic time.
+            at_once: Whether to end the batch now, because the queue was reset. If False, the batch ends at
+                the earliest five seconds after the last batch that ended because of a queue.
         """
         at_s = now_s if at_once else max(now_s, self._last_s + _REPLAN_EVERY_S)
         self._replans_at(at_s, why, is_by_queue=True)
@@ -96,7 +99,7 @@ class OpenBatch:
     def tick(self, now_s: float) -> Ending | None:
         """Return the decision to end the batch, if it is due.
 
-        It is returned once; None before and after that.
+        The decision is returned once; the result is None before and after that.
         """
         if not self.is_open:
             return None

@@ -45,23 +45,26 @@ _CONNECT_S: Final = 5.0
 _FIRST_SLOTS_S: Final = 2.0
 """Maximum time for which the first plan waits for the driver's first report, in seconds."""
 _STORAGE_ANSWER_S: Final = 10.0
-"""Longest wait for renewed storage options, for which the driver may have to call the user's function."""
+"""Longest wait for renewed storage options, in seconds; the driver may call the user's function for them."""
 _AGAIN_AFTER_S: Final = 5.0
 """Pause before another attempt to connect, in seconds."""
 
 
 class QueueLocks(Protocol):
-    """The part of a group's member that the planner's connection uses: it gets the driver's reports."""
+    """Receiver of the driver's reports: the planner's group member, which holds the locks of the queues."""
 
     def free(self, plan: int, queues: Collection[MessageQueue] | None) -> None:
-        """Note that other members may have these queues of a plan, all of them if None.
+        """Note that other members may have these queues of a plan; None means all its queues.
 
-        Ignored unless it is the newest plan.
+        Ignored unless ``plan`` is the number of the newest plan.
         """
         ...
 
     def reset_found(self, queue: MessageQueue, target: int) -> None:
-        """Note an operator's reset of a queue, so that the next plan follows it, and is made soon."""
+        """Note that an operator has reset a queue to offset ``target``.
+
+        The next plan then begins there, and is made soon.
+        """
         ...
 
 
@@ -69,7 +72,7 @@ class PlannerControl:
     """The planner's connection to the driver: sends plans and their changes, and receives answers.
 
     It implements ``PlanWatcher``. It connects, and reconnects, on its own thread. The newest plan and its
-    changes are sent again on each new connection; other messages are lost without a connection.
+    changes are sent again on each new connection. Other messages are lost if there is no connection.
     """
 
     def __init__(self, address: HubAddress, clock: Clock) -> None:
@@ -95,7 +98,7 @@ class PlannerControl:
         """Reason why queues cannot be consumed, from the driver's last report; empty without one."""
 
     def start(self, member: QueueLocks) -> None:
-        """Begin to report finished queues, and resets, to ``member``; return immediately."""
+        """Connect, and begin to report free queues and resets to ``member``; return immediately."""
         self._member = member
         # A daemon, because Spark decides when the process ends.
         threading.Thread(target=self._run, name="rocketmq-driver-connection", daemon=True).start()
@@ -107,12 +110,18 @@ class PlannerControl:
         self._send(self._plan)
 
     def must_leave(self, plan: int, queues: Collection[MessageQueue]) -> None:
-        """Report to the driver all queues of ``plan`` that are to be given up by now, not only new ones."""
+        """Report to the driver all queues of ``plan`` that are to be given up by now.
+
+        They include the queues of earlier calls.
+        """
         self._leaving = QueuesLeaving(plan, frozenset(queues))
         self._send(self._leaving)
 
     def replan(self, plan: int, reason: str) -> None:
-        """Report that the planner wants to replace ``plan``; this ends its batch if the ranges are open."""
+        """Report that the planner wants to replace ``plan``, for a ``reason`` in words, for the log.
+
+        If the plan's ranges are open, the driver ends the plan's batch.
+        """
         self._replan = ReplanWanted(plan, reason)
         self._send(self._replan)
 
@@ -163,9 +172,9 @@ class PlannerControl:
         self._send(self._drained)
 
     def slots(self) -> int:
-        """Return the maximum number of tasks of the next batch, as the driver reported; 0 if not limited.
+        """Return the maximum number of tasks of the next batch, as the driver reported; 0 for any number.
 
-        The first call waits up to two seconds for the first report; 0 until the report comes.
+        The first call waits up to two seconds for the first report. Without a report the result is 0.
         """
         self._are_slots_known.wait(_FIRST_SLOTS_S)
         self._are_slots_known.set()

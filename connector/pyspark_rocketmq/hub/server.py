@@ -92,7 +92,7 @@ class HubServer(ConnectionLoop):
         Args:
             host: Host name under which planner and tasks reach this process.
             bind_host: Host name on which this process opens the port.
-            must_ask: Whether every task can surely connect, so that none begins without an answer.
+            must_ask: Whether every task can surely connect, so that none may begin without an answer.
             slots: Number of tasks that can run now.
             commit: Begins a commit, and returns immediately; ``HubState.committed`` or
                 ``HubState.commit_failed`` reports the outcome later.
@@ -147,9 +147,10 @@ class HubServer(ConnectionLoop):
         self._call(lambda: self._act(event(self._state)))
 
     def query(self, question: Callable[[HubState], T]) -> T:
-        """Return the result of ``question``, called with the state by the hub's thread; raise what it raises.
+        """Have the hub's thread call ``question`` with the state, and return the result.
 
         Raises:
+            Exception: The error that ``question`` raises.
             TimeoutError: If the hub's thread does not answer within ten seconds.
         """
         answer: Future[T] = Future()
@@ -166,7 +167,7 @@ class HubServer(ConnectionLoop):
     def batch_ends(self, *, could_ask: bool | None, is_whole: bool = True) -> BaseException | None:
         """End the batch after its job, and wait until all results that tasks have sent are committed.
 
-        Return the error with which the batch fails; None without one.
+        Return the error with which the batch fails, or None if it does not fail.
 
         Args:
             could_ask: Whether all tasks of the batch were connected; None if no task had to connect.

@@ -1,4 +1,4 @@
-"""The protocol between driver, planner and tasks: lines of JSON between two ends that share a key.
+"""The protocol between a query's driver, planner and tasks: lines of JSON between two ends that share a key.
 
 The key itself is never sent. The hub, which is the driver's server, greets with a random number. The
 connecting side answers with its own random number and with a proof that it has the key, computed from both
@@ -68,7 +68,8 @@ class HubAddress:
         wanted = _FINGERPRINT_BYTES if separator else 0
         if found is None or len(found.fingerprint) != wanted:
             raise LocalProtocolError(
-                "The address of a query's hub is not HOST:PORT/KEY or HOST:PORT/KEY/FINGERPRINT."
+                "The address of a query's hub is not HOST:PORT/KEY or HOST:PORT/KEY/FINGERPRINT. Leave out "
+                "option hubSecret: the consumer sets it for each query."
             )
         return found
 
@@ -118,13 +119,16 @@ class Session:
         self._rest = bytearray(data[end:]) if end else self._rest + data
         if any(len(line) > longest for line in (*lines, self._rest)):
             unproved = "" if self.is_open else " It has not shown the query's key: it may be another program."
-            raise RemoteProtocolError(f"{self._peer}: it sent a line of more than {longest} bytes.{unproved}")
+            raise RemoteProtocolError(
+                f"{self._peer}: the process there sent a line of more than {longest} bytes.{unproved}"
+            )
         return lines
 
     def receive(self, line: bytes) -> tuple[bytes, JsonObject | None]:
         """Take the next line; return bytes to send as the answer, and the line's JSON object.
 
-        The object is None as long as the two sides prove themselves. After that the bytes are empty.
+        While the two sides prove themselves, only the bytes matter, and the object is None. After that the
+        bytes are empty.
         """
         if not self.is_open:
             return self._greeted(line), None
@@ -175,10 +179,14 @@ class Session:
             found = json.loads(text)
         except (ValueError, RecursionError) as error:
             raise RemoteProtocolError(
-                f"{self._peer}: it sent a line that is not JSON ({type(error).__name__})."
+                f"{self._peer}: the process there sent a line that is not JSON ({type(error).__name__}), so "
+                "it may be another program."
             ) from error
         if not isinstance(found, dict):
-            raise RemoteProtocolError(f"{self._peer}: it sent a line that is not a JSON object.")
+            raise RemoteProtocolError(
+                f"{self._peer}: the process there sent a line that is not a JSON object, so it may be "
+                "another program."
+            )
         return found
 
     def _text(self, greeting: JsonObject, name: str) -> str:
@@ -192,7 +200,7 @@ class Session:
 
 
 def line_bytes(message: JsonObject) -> int:
-    """Return how many bytes a message, or a part of one, takes in a line; see :data:`LONGEST_LINE`."""
+    """Return how many bytes a message, or a field of one, takes in a line; see :data:`LONGEST_LINE`."""
     return len(_body(message))
 
 

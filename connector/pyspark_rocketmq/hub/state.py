@@ -2,13 +2,14 @@
 
 The planner reports which queues its plan holds and which of them it must give away. Tasks report the queues
 that they begin with, and their outcome. The driver reports when a batch begins and ends, and which groups of
-parts it has committed. A *part* is a piece of a task's result. Methods return the actions to take.
-``consume.cuts`` decides all about parts: when tasks are asked for them, which are committed together, and
-what follows from a failed commit. Before it begins, a task *asks* which of its queues to leave out.
+parts it has committed. A *part* is a piece of a task's result; the parts of a *group* get one commit. Methods
+return the actions to take. ``consume.cuts`` decides all about parts: when tasks are asked for them (a *cut*),
+which are committed together, and what follows from a failed commit. Before it begins, a task *asks* which of
+its queues to leave out.
 
-Rule 1: a queue is *free* once nobody delivers it, and everything that was delivered is committed or will
-never be. The planner then gets a message with the number of its plan, so that it can ignore late messages for
-an older plan.
+Rule 1: a queue is *free*, so that another member may have it, once no task delivers it, and all that was
+delivered is committed or never will be. The planner then gets a message with the number of the queue's plan,
+so that the planner can ignore late messages about an older plan.
 Rule 2: a queue that no task has begun is free immediately if every task asks before it begins. A task that
 cannot ask may begin only in a batch in which tasks need not ask (``must_ask``).
 Rule 3: a part that a task hands over belongs to the driver from then on, whatever happens to the task;
@@ -19,15 +20,16 @@ Rule 5: a task that has only suspended queues left is *idle*, and stays so. It w
 is *at work*: all tasks have begun, and at least one is not idle. While some have not begun, it waits two
 seconds if a slot is free; without a free slot it ends, because they may need its slot. An instruction to end
 is final.
-Rule 6: in real time ranges are *open*: they have no end. ``hub.open_batch`` decides when such a batch ends;
-its tasks are ended when no listener call is left that was running then (``hub.calls_in_hand``). The batch
-ends immediately when another attempt of one of its tasks begins (``consume.cuts``). If a connection breaks,
-its task pauses and resumes, and keeps its parts and queues. The batch is over when no task delivers any
-more, not even an attempt that Spark believes dead; a minute after its job it is over in any case.
-Rule 7: a planner that ends keeps its locks until no task delivers any more; so all tasks are ended, and none
-may begin, when it reports its end. Its plan is over when the batch is committed or given up, and each task
-has ended or may not begin.
-If this is not known of a task, the planner waits as long as Spark may take to end a worker.
+Rule 6: in real time ranges are *open*: they have no end. ``hub.open_batch`` decides when such a batch ends,
+and the end is announced. Tasks are ended when no listener call is left that was running at the announcement
+(``hub.calls_in_hand``). The batch ends immediately when another attempt of one of its tasks begins
+(``consume.cuts``). If a connection breaks, its task pauses and resumes, and keeps its parts and queues. The
+batch is over when no task delivers any more, not even an attempt that Spark believes dead; a minute after
+its job it is over in any case.
+Rule 7: a planner that ends keeps its locks until no task delivers any more. So when it reports its end, all
+tasks are ended, and none may begin. Its plan is over when the batch is committed or given up, and each task
+has ended or may not begin. If the driver cannot learn this of a task, the planner waits as long as Spark may
+take to end a worker.
 """
 
 from __future__ import annotations
@@ -76,16 +78,16 @@ Spark looks for cancelled tasks every 2 s. It gives the Python worker of such a 
 (``spark.python.task.killTimeout``), then ends it with SIGKILL.
 """
 _PLANNER_GONE_S: Final = 15.0
-"""How long tasks go on without their planner, since it may come back."""
+"""How long tasks go on without a connection of their planner, which may come back, in seconds."""
 _ZOMBIES_END_S: Final = 60.0
 """Time for which an open batch waits for attempts that Spark believes dead, in seconds: as long as a lock
 lasts."""
 _BACK_WITHIN_S: Final = 12.0
 """Time within which a task with open ranges is connected again, if it lives: it tries for ten seconds."""
 _BEGIN_WITHIN_S: Final = 2.0
-"""How long an idle task waits for tasks that have not begun although there seems to be a slot for them."""
+"""How long an idle task waits, in seconds, for tasks that have not begun although a slot seems to be free."""
 _KNOWN_PARTS: Final = 100_000
-"""Number of ids of parts that are kept; far fewer can come again with their job's result."""
+"""Maximum number of ids of parts that are kept. Far fewer parts can come again with their job's result."""
 _NOTHING: Final[Queues] = frozenset()
 
 
@@ -99,7 +101,7 @@ class Send(NamedTuple):
 class Commit(NamedTuple):
     """Instruct the driver to commit a group of parts.
 
-    It then calls :meth:`HubState.committed` or :meth:`HubState.commit_failed`.
+    The driver then calls :meth:`HubState.committed` or :meth:`HubState.commit_failed`.
     """
 
     group: Group | None
@@ -107,8 +109,8 @@ class Commit(NamedTuple):
     leaving: Queues = _NOTHING
     """Queues that another member may have after the commit."""
     stores_offsets: bool = True
-    """Whether to store the group's offsets, and those of earlier commits that wait; otherwise only rows are
-    committed."""
+    """Whether to store the group's offsets, and those that earlier commits of rows have left to be stored
+    later. If False, only rows are committed."""
 
 
 class Look(NamedTuple):
@@ -116,10 +118,10 @@ class Look(NamedTuple):
 
 
 class Flushed(NamedTuple):
-    """Report that the batch has ended, and that nothing of it waits for its commit."""
+    """Report that the batch has ended, and that no part of it waits for a commit."""
 
     failure: BaseException | None
-    """Error with which the batch fails, so that nothing more of it may be committed; None without one."""
+    """Error with which the batch fails: nothing more of it may be committed. None if it does not fail."""
 
 
 class Ended(NamedTuple):
@@ -139,7 +141,7 @@ class Slots(NamedTuple):
     """How many tasks can run at the same time."""
 
     at_once: int = 0
-    """Number of tasks now; 0 if it is not known."""
+    """Number of tasks that can run now; 0 if it is not known."""
     most_planned: int = 0
     """Maximum number of tasks that a batch should have; 0 for any number."""
     left: int = 0
@@ -152,7 +154,8 @@ class _Task:
     start: TaskBegins
     is_lost: bool = False
     done: Part | None = None
-    """Copy of its last part, once it has ended; None before, without such a part, or if it is too large."""
+    """Copy of an ended task's last part; None before the end, if there is no such part, or if it is too
+    large to be sent."""
     is_done: bool = False
     asked: set[MessageQueue] = field(default_factory=set)
     """Queues that the task was instructed to give up after it had begun."""
@@ -161,7 +164,7 @@ class _Task:
     is_waiting: bool = False
     """True while it is idle and waits because the batch is at work."""
     lost_s: float = inf
-    """Monotonic second in which it failed or lost its connection; infinite while it is connected.
+    """Monotonic second in which the task failed or lost its connection; infinite while it is connected.
 
     After a lost connection, a task with open ranges may connect again."""
     connection: int = 0
@@ -191,7 +194,8 @@ class _Task:
 class _Closing(NamedTuple):
     """Data of an open batch (in real time) whose job is over, and that waits until no task delivers any more.
 
-    It waits until ``until_s`` (monotonic seconds) at most. For ``could_ask`` see :meth:`HubState.batch_ends`.
+    The wait ends at the monotonic second ``until_s`` in any case. For ``could_ask`` see
+    :meth:`HubState.batch_ends`.
     """
 
     could_ask: bool | None
@@ -269,10 +273,10 @@ class HubState:
         self._ending: Ending | None = None
         """The announced end of the open batch; None before it is announced, and after the tasks are ended."""
         self._replan: tuple[int, str] = (0, "")
-        """Number of the newest plan that the planner wants to replace, and the reason."""
+        """Number of the newest plan that the planner wants to replace, and the reason; 0 without one."""
         self.is_stopping = False
         self._last_plan: int | None = None
-        """Plan of a planner that ends; None otherwise."""
+        """Number of the plan of a planner that ends; None while no planner ends."""
         self._is_settled = True
         """Whether no batch, and no commit of one, is under way."""
         self.batches = 0
@@ -285,11 +289,10 @@ class HubState:
     # --- the planner ----------------------------------------------------------------------------------------
 
     def planner_came(self, peer: Hashable) -> list[Action]:
-        """Note that the planner is connected, and send it the current limits.
+        """Note that the planner is connected as ``peer``, in place of any earlier planner.
 
-        It also gets all reports on free queues of the newest plan again, since it may have missed some while
-        it was not connected, and the resets that were found meanwhile. The peer of the last call counts as
-        the planner.
+        Send it the current limits, and what it may have missed without a connection: all reports on free
+        queues of the newest plan, and the resets that were found meanwhile.
         """
         self._planner, self._planner_lost_s, self._last_plan = peer, None, None
         limits = self._slots_report() + (self._held_up_report() if self._held_up else [])
@@ -307,7 +310,7 @@ class HubState:
     def must_leave(self, number: int, queues: Queues, now_s: float) -> list[Action]:
         """Note all queues of plan ``number`` that are to be given up by now, and begin to give them up.
 
-        Ignored unless it is the newest plan.
+        Ignored unless ``number`` is that of the newest plan.
         """
         if number != self._plan:
             return []
@@ -316,9 +319,9 @@ class HubState:
         return self._give_up(now_s)
 
     def replan(self, number: int, why: str, now_s: float) -> list[Action]:
-        """Note that the planner wants to replace plan ``number``; end its batch if its ranges are open.
+        """Note that the planner wants to replace plan ``number``; end its batch if the ranges are open.
 
-        Ignored unless it is the newest plan.
+        Ignored unless ``number`` is that of the newest plan. ``why``: the reason in words, for the log.
         """
         if number != self._plan:
             return []
@@ -327,9 +330,9 @@ class HubState:
         return self._end_if_due(now_s)
 
     def planner_leaves(self, plan: int, now_s: float) -> list[Action]:
-        """End the tasks, since the planner ends.
+        """Note that the planner ends, and end the tasks.
 
-        It gets a report when nothing of ``plan`` is delivered any more.
+        The planner gets a report when nothing of ``plan`` is delivered any more.
         """
         self._last_plan = plan
         return self._stop_tasks(now_s) + self._over_for_good()
@@ -351,9 +354,9 @@ class HubState:
         return self._slots_report()
 
     def held_up(self, reason: str) -> list[Action]:
-        """Note why queues were held up in the last batch; report to the planner if that has changed.
+        """Note what keeps queues from being consumed; report it to the planner if it has changed.
 
-        ``reason`` is empty if none was.
+        ``reason``: the cause in words; empty if all queues can be consumed.
         """
         if reason == self._held_up:
             return []
@@ -400,11 +403,15 @@ class HubState:
     def batch_ends(self, now_s: float, *, could_ask: bool | None, is_whole: bool = True) -> list[Action]:
         """End the batch: accept nothing more from its tasks, and commit what they have handed over.
 
-        A batch with open ranges whose job is complete first waits, for a minute at most, for attempts that
-        may still deliver. :class:`Flushed` is among the actions of this event or of a later one.
-        ``could_ask``: whether all of the batch's tasks were connected; if so, the tasks of the next batch
-        must ask. None, which changes nothing, if no task had to ask, or the job has no result.
-        ``is_whole``: whether the job is complete; otherwise it failed or was cancelled.
+        A batch with open ranges whose job is complete first waits, for a minute at most, for attempts of
+        tasks that may still deliver. :class:`Flushed` is among the actions of this event or of a later one.
+
+        Args:
+            now_s: Monotonic time.
+            could_ask: Whether all of the batch's tasks were connected; if so, the tasks of the next batch
+                must ask before they begin. None if no task had to ask or the job has no result: then the
+                next batch has the same rule as this one.
+            is_whole: Whether the job is complete; otherwise it failed or was cancelled.
         """
         if self._open.is_open and is_whole:
             if could_ask:
@@ -443,16 +450,17 @@ class HubState:
         return self._plan
 
     def rest(self, parts: Sequence[Part]) -> Group | None:
-        """Return a group of those parts of a job's result that were not handed over before; None without any.
+        """Return those parts of a job's result that were not handed over before, as the last group to commit.
 
-        Commit it after all others.
+        Return None if there are no such parts.
         """
         return self._cuts.rest([part for part in parts if part.id not in self._parts])
 
     def batch_committed(self, plan: int, batches: int) -> list[Action]:
-        """Note that all of a plan's batch is committed, or dropped for good.
+        """Note that the batch of ``plan`` is completely committed, or dropped for good.
 
-        ``batches``: the number of batches begun up to this one. The next one may be under way by now.
+        ``batches``: the number of batches begun up to this one. It shows whether a later batch is under way
+        by now.
         """
         if batches == self.batches:
             self._is_settled = True
@@ -468,7 +476,7 @@ class HubState:
         return self._over_for_good()
 
     def committed(self, refused: Queues, now_s: float, *, took_s: float = 0.0) -> list[Action]:
-        """Note that a commit is made, except for queues that sink or store have refused.
+        """Note that a commit is made, except for the queues in ``refused``, which sink or store have refused.
 
         ``took_s``: how long it took to store the offsets, in seconds.
         """
@@ -477,8 +485,8 @@ class HubState:
     def commit_failed(self, error: BaseException, now_s: float) -> list[Action]:
         """Note that a commit has failed, or that its outcome is unknown.
 
-        It is tried again later. After a minute of failures the batch fails; if there is no interval for
-        commits (``interval_s``), it fails only once its job is over.
+        The commit is tried again later. After a minute of failures the batch fails. If there is no interval
+        for commits (``interval_s`` is None), the batch fails only once its job is over.
         """
         return self._carry_out(self._cuts.commit_failed(error, now_s), now_s)
 
@@ -567,7 +575,7 @@ class HubState:
         return [Send(peer, go), *superseded, *stopped, *freed]
 
     def _begins_again(self, task: _Task, peer: Hashable, start: TaskBegins, now_s: float) -> list[Action]:
-        """Answer a task again, whose connection broke before it got the answer."""
+        """Answer again a task whose connection broke before the first answer arrived."""
         if start.connection <= task.connection:
             return []
         answer, *others = self._reconnects(task, peer, start.connection, (), now_s)
@@ -618,7 +626,8 @@ class HubState:
     def queue_stands(self, peer: Hashable, stands: QueueStands, now_s: float) -> list[Action]:
         """Note that a queue's open range cannot go on, so that the queue needs another plan.
 
-        The batch ends immediately if the queue was reset, otherwise at most every five seconds.
+        The batch ends immediately if the queue was reset. For any other reason a batch ends at most once in
+        five seconds.
         """
         if self._task(peer, stands.task) is None or self._cuts.is_ending:
             return []
@@ -634,7 +643,7 @@ class HubState:
     def calls_ended(self, peer: Hashable, task_id: str, now_s: float) -> list[Action]:
         """Note that a task has no call left that was running when the batch's end was announced.
 
-        If no other task has one, end the tasks.
+        If no other connected task has such a call, end all tasks.
         """
         if (task := self._task(peer, task_id)) is None:
             return []
@@ -642,7 +651,7 @@ class HubState:
         return self._end_after_calls(now_s)
 
     def task_is_dirty(self, peer: Hashable, task_id: str, now_s: float) -> list[Action]:
-        """Note that a task has new results, so that the driver asks for them when it is time."""
+        """Note that a task has results that it has not sent, so that the driver soon asks for them."""
         if self._task(peer, task_id) is None:
             return []
         return self._carry_out(self._cuts.dirty(task_id, now_s), now_s)
@@ -650,7 +659,8 @@ class HubState:
     def handed_over(self, peer: Hashable, handed: PartHandedOver, now_s: float) -> list[Action]:
         """Take a part of a task's result: confirm it to the task, and have it committed soon.
 
-        Ignore it if nothing more is accepted from the task. Once the batch has failed, only confirm it.
+        Ignore the part if nothing more is accepted from the task. Once the batch has failed, only confirm the
+        part.
         """
         task = self._task(peer, handed.task)
         if task is None:
@@ -683,7 +693,10 @@ class HubState:
         return [answer, *self._end_idle(now_s)]
 
     def task_done(self, peer: Hashable, task_id: str, result: Part | None, now_s: float) -> list[Action]:
-        """Note that a task has ended; ``result`` is a copy of its last part, None if none or too large."""
+        """Note that a task has ended.
+
+        ``result``: a copy of the task's last part; None if there is none, or if it is too large to be sent.
+        """
         task = self._task(peer, task_id)
         if task is None:
             return self._late_ended(peer, task_id)
@@ -696,7 +709,7 @@ class HubState:
     ) -> list[Action]:
         """Note that an attempt of a task has failed; the parts that it has sent still count.
 
-        If the error is fatal, the batch fails, too.
+        If ``error`` is fatal, the batch fails, too. ``error`` is None if the attempt does not begin.
         """
         task = self._task(peer, task_id)
         if task is None:
@@ -727,7 +740,7 @@ class HubState:
         return look + self._end_idle(now_s) + self._end_after_calls(now_s)
 
     def tick(self, now_s: float) -> list[Action]:
-        """Return the actions that are due: cuts, and the end of the batch or of idle tasks.
+        """Return the actions that are due: requests for parts (cuts), the end of the batch or of idle tasks.
 
         If the planner has been away for 15 s, all tasks are stopped: nobody renews the queues' locks, and
         tasks must end before the locks expire.
@@ -776,9 +789,9 @@ class HubState:
         return self.is_stopping or self._is_orphaned or self._last_plan is not None
 
     def _look_for_absent(self, now_s: float) -> None:
-        """Have the open batch end if a task has not been connected for 12 s.
+        """Have the open batch end if one of its tasks has been without a connection for 12 s.
 
-        Spark may have no slot to run it again before the batch ends.
+        Spark may have no slot to run that task again before the batch ends.
         """
         absent = [
             task.start.partition
@@ -812,7 +825,7 @@ class HubState:
         return [Send(task.peer, EndSoon(task.start.task))] if is_announced and hears else []
 
     def _end_after_calls(self, now_s: float) -> list[Action]:
-        """End the tasks if the batch's end is announced, and no call is left that was running then.
+        """End the tasks if the batch's end is announced, and no call is left from before the announcement.
 
         A task that is not connected does not count: it may be dead, and Spark may run it again only when
         another task has ended.
@@ -832,7 +845,8 @@ class HubState:
     def _over_for_good(self) -> list[Action]:
         """Report to the planner that its last plan is over, if the planner ends and nothing is under way.
 
-        That is so once no batch or commit is under way, and no task of a failed job may still run.
+        Nothing is under way once there is no batch, no commit, and no task of a failed job that may still
+        run.
         """
         if self._last_plan is None or not self._is_settled or self._late or self._is_any_unseen:
             return []
@@ -864,7 +878,8 @@ class HubState:
     def _give_up(self, now_s: float) -> list[Action]:
         """Begin to give up each queue that is to be given up, or was claimed or reset.
 
-        Free it if no task has begun it; take its results from an ended task's copy; instruct a running task.
+        Free such a queue if no task has begun it. If its task has ended, take its results from the copy of
+        the task's last part. If its task runs, instruct the task.
         """
         actions: list[Action] = []
         for queue in sorted((self._leaving | self._moved) - self._settled):

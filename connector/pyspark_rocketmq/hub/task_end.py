@@ -6,10 +6,12 @@ while messages are recorded and passed on.
 
 If the connection breaks, a task with closed ranges (a micro-batch) ends after the running call. A task with
 open ranges (real time) *pauses*: it begins no delivery. If the process connects again within ten seconds, the
-task resumes; otherwise the task fails. Such a task keeps each part until the driver has confirmed it. After
-it is connected again, it sends no progress before the driver's answer, and then in this order: the parts that
-have not arrived, the queues that cannot go on, the queues that it has released, and whether it has new
-results.
+task resumes; otherwise the task fails.
+
+A *part* is a piece of the task's result, sent to the driver in one message. A task with open ranges keeps
+each part until the driver has confirmed it. After a new connection, the task first asks the driver whether it
+may resume. After the answer it sends, in this order: the parts that have not arrived, the queues that cannot
+go on, the queues that it has released, and whether it has new results.
 """
 
 from __future__ import annotations
@@ -79,8 +81,7 @@ _IDLE_ANSWER_S: Final = 2.0
 _TAKEN_S: Final = 30.0
 """Time within which a driver must confirm a part, in seconds."""
 _AGAIN_AFTER_S: Final = 60.0
-"""Pause, in seconds, before a driver that could not be reached is tried again by a task that can do
-without."""
+"""Pause, in seconds, before tasks that can also run without the driver try again to connect to it."""
 _PAUSE_S: Final = 0.5
 """Pause, in seconds, between the tries of a task with open ranges, which cannot do without the driver."""
 _CONNECTIONS: Final = 3
@@ -95,7 +96,7 @@ _FATAL: Final = (SchemaError, DataLoss, UndecodableMessage, ListenerError, SinkC
 
 
 class ControlEndpoint(NamedTuple):
-    """Address and rules with which the tasks of a batch connect to their driver; pickled with the tasks."""
+    """Address at which the tasks of a batch connect to their driver, and rules; pickled with the tasks."""
 
     address: HubAddress
     batch_id: int
@@ -125,7 +126,7 @@ def _do_nothing() -> None:
 class TaskControl(RangeInstructions):
     """The driver's instructions to one attempt of a task, and the attempt's reports to the driver.
 
-    A *cut* makes the results so far a *part*, which is sent to the driver while the task goes on.
+    A *cut* puts the results so far into a *part*, which is sent to the driver while the task goes on.
     """
 
     def __init__(
@@ -151,7 +152,7 @@ class TaskControl(RangeInstructions):
         self._dropped: set[MessageQueue] = set()
         self._all = False
         self._begun: set[MessageQueue] = set()
-        """Queues that the task has begun, or has passed over when it was their turn."""
+        """Queues whose turn has come: the task has begun them, or has passed over them."""
         self._passed_over: set[MessageQueue] = set()
         """Queues that the task has not begun because it was to end."""
         self._kept: set[MessageQueue] = set()
@@ -191,9 +192,9 @@ class TaskControl(RangeInstructions):
     # --- the task's threads ---------------------------------------------------------------------------------
 
     def is_given_up(self, queue: MessageQueue) -> bool:
-        """Return whether nothing more may be delivered from ``queue``; once true, it stays true.
+        """Return whether nothing more may be delivered from ``queue``; once the answer is True, it stays so.
 
-        That is so if the queue is given up, if the task is to end, or if the batch's end is announced and the
+        It is True if the queue is given up, if the task is to end, or if the batch's end is announced and the
         queue's running call takes long.
         """
         return self._all or queue in self._ended
@@ -201,7 +202,7 @@ class TaskControl(RangeInstructions):
     def idles(self, changed: Callable[[], None]) -> None:
         """Report that the task has only suspended queues left; return immediately.
 
-        Another thread calls ``changed`` when the task need not wait for them any more.
+        Another thread calls ``changed`` when the task must no longer wait for these queues.
         """
         self._on_work_end, self._idle_s = changed, time.monotonic()
         if not self._is_last and not self.is_open:
@@ -236,8 +237,8 @@ class TaskControl(RangeInstructions):
     def begins(self, queue: MessageQueue) -> bool:
         """Note that the task begins a queue's range; return False if it must not.
 
-        It must not if the queue is given up or the task is to end. In the first case the driver gets a report
-        that the queue is released.
+        It must not if the queue is given up or the task is to end. If the queue is given up, the driver gets
+        a report that the task has released the queue.
         """
         # Write _begun, then read _ended: _give_up writes _given_up and _ended, then reads _begun. So at least
         # one of the two notices a queue that begins and is given up at the same time.
@@ -253,8 +254,8 @@ class TaskControl(RangeInstructions):
     def not_begun(self) -> frozenset[MessageQueue]:
         """Return the queues that :meth:`begins` refused because the task is to end.
 
-        Queues that are given up are left out. The others are free only when the batch is over, so the task's
-        result may have acks of them.
+        Queues that are given up are left out. No other member gets the returned queues before the batch is
+        over, so the task's result may have acks of them.
         """
         return frozenset(queue for queue in self._passed_over if self.fate(queue) is Fate.KEPT)
 
@@ -276,10 +277,10 @@ class TaskControl(RangeInstructions):
         """Set the function that begins a *cut*: another thread then puts results into a part and sends it.
 
         The function is called on the connection's thread and must not wait. Its argument is the number of the
-        driver's request, or None if a queue is given up. With None, the part that grows is sent as it is,
-        without new results of ranges that go on. The function returns whether it has begun a cut. If so, the
-        cut answers a numbered request later, by :meth:`hand_over` or :meth:`nothing_to_cut`. A cut for None
-        needs no answer.
+        driver's request, or None if a queue is given up. With None, the part that the task is filling is sent
+        as it is, without new results of ranges that go on. The function returns whether it has begun a cut.
+        If so, the cut answers a numbered request later, by :meth:`hand_over` or :meth:`nothing_to_cut`. A cut
+        for None needs no answer.
         """
         self._on_cut = cut
 
@@ -309,7 +310,7 @@ class TaskControl(RangeInstructions):
                     self._send_now(TaskDirty(self.id))
 
     def cut_with(self, cut: Callable[[], Any]) -> None:
-        """Set the function that collects what all ranges have finished since its last call.
+        """Set the function that collects the results of all ranges since its last call.
 
         :meth:`cut_ranges` calls it.
         """
@@ -319,8 +320,8 @@ class TaskControl(RangeInstructions):
         """Limit how many bytes of rows may wait in the task for a part or a commit; only for open ranges.
 
         Call this if rows reach the driver inside parts, not in files, or if the task itself commits. When the
-        rows take ``nbytes``, ``cut`` is called to send or commit them, and no message is delivered before
-        that begins. ``cut`` is called on any thread and must not wait.
+        rows take ``nbytes``, ``cut`` is called to send or commit them. No message is delivered until the
+        sending or the commit begins. ``cut`` is called on any thread and must not wait.
         """
         if self.is_open:
             self._counts_rows, self._on_full = True, cut
@@ -356,9 +357,9 @@ class TaskControl(RangeInstructions):
         self._hold_or_cut()
 
     def cut_begins(self) -> bool:
-        """Note that a part is made of all results so far.
+        """Note that a part is to be made of all results so far; return whether it may be made.
 
-        Return False if it must not be, because two parts of the task are not committed.
+        It may not be made while two earlier parts of the task are not committed.
         """
         with self._guard:
             begins = self._cuts.cut_begins()
@@ -374,14 +375,15 @@ class TaskControl(RangeInstructions):
         self._send(NothingToCut(self.id, number))
 
     def taken_by(self, taker: Callable[[Any], bool]) -> None:
-        """Set the function that sends a given-up range's result; :meth:`take` calls it."""
+        """Set the function that sends the result of a given-up queue's range; :meth:`take` calls it."""
         self._taker = taker
 
     def take(self, brought: object) -> bool:
         """Hand over the result ``brought`` of a range that has ended; return False if the caller keeps it.
 
-        It keeps the result if the queue is not given up (only the task is to end, or a call takes long), or
-        if the task sends no more parts. A result that the driver wants dropped counts as handed over.
+        The caller keeps the result if the queue is not given up (only the task is to end, or a call takes
+        long), or if the task sends no more parts. A result that the driver wants dropped counts as handed
+        over.
         """
         return self._taker(brought)
 
@@ -430,8 +432,8 @@ class TaskControl(RangeInstructions):
 
         Raises:
             RocketMQError: If a part is not confirmed within 30 s, or the ranges are open and the connection
-                is lost. With closed ranges, another attempt of the task then asks the driver what has
-                arrived.
+                is lost for good. With closed ranges, another attempt of the task then asks the driver which
+                parts have arrived.
         """
         self._is_certain.wait(_TAKEN_S)
         with self._guard:
@@ -459,8 +461,9 @@ class TaskControl(RangeInstructions):
         """Report that the task has failed with ``error``, or that it does not begin.
 
         If the ranges are open and the error would occur again in another attempt, the driver fails the batch
-        with this error. It must: another attempt of an open task consumes nothing, so Spark would count the
-        task as done. Any other error fails the batch only after several attempts (``DeathCounts``).
+        with this error. Otherwise the error would be lost: another attempt of an open task consumes nothing,
+        and Spark would count the task as done. Any other error fails the batch only after several attempts
+        (``DeathCounts``). ``error`` is None for an attempt that does not begin.
         """
         is_fatal = self.is_open and isinstance(error, _FATAL)
         reported = None if error is None else TaskError.of(error, is_fatal=is_fatal)
@@ -469,7 +472,7 @@ class TaskControl(RangeInstructions):
         self._connection.send(TaskFailed(self.id, reported))
 
     def _leave(self) -> None:
-        """Accept no further message, and count no listener call as running any more, even one that failed."""
+        """Accept no further message, and count no listener call as running, even if one has not ended."""
         self._connection.forget(self)
         self._calls.lasting = dict
 
@@ -491,7 +494,7 @@ class TaskControl(RangeInstructions):
             self._connection.send(self._begin)
 
     def await_answer(self) -> bool:
-        """Wait for the driver's answer; return whether it came in time, and the driver is not lost."""
+        """Wait for the driver's answer; return whether it came in time and messages can reach the driver."""
         # With open ranges, leave time to notice that the connection is dead and to make another one.
         more_s = SILENT_FOR_S + RECONNECT_S if self.is_open else 0.0
         is_answered = self._answered.wait(_ANSWER_S + more_s)
@@ -509,7 +512,8 @@ class TaskControl(RangeInstructions):
     def _send_now(self, message: FromTask) -> None:
         """Send a message if that is possible now; call with the guard held.
 
-        Without a connection the message is dropped; what the driver needs is sent again by :meth:`_goes_on`.
+        Without a connection the message is dropped. After a new connection :meth:`_goes_on` sends again all
+        that the driver needs.
         """
         if self._is_online:
             self._connection.send(message)
@@ -657,7 +661,7 @@ class TaskControl(RangeInstructions):
             self._on_change()
 
     def lost(self) -> None:
-        """End the task after its running call: the connection is lost for good."""
+        """Note that the connection is lost for good: end the task after its running call."""
         self._all = True
         with self._guard:
             self._is_lost = True
@@ -857,7 +861,7 @@ def _registered(
 def _surely_connected(terms: ControlEndpoint) -> _DriverConnection | None:
     """Connect for a task with open ranges; return None if that fails for ten seconds.
 
-    Without a connection the task fails, and Spark soon gives up its query.
+    In that case the task fails, and Spark soon gives up the query.
     """
     tried = threading.Event()
     deadline = Deadline.after(SystemClock(), RECONNECT_S)
