@@ -8,13 +8,13 @@ Epochs keep former owners out. If a queue was claimed or reset since the plan, t
 dropped before data is committed; with ``keeps_others`` (see :class:`PartCommitter`) they lose only its rows.
 The offset store refuses commits under an older epoch.
 
-A *part* is what one task did of some queues: written rows, and one ack per queue. A *group* of parts gets one
-commit of data and one of offsets. Its offsets may wait until those of a later group of the batch are stored
-(``consume.offset_pace``). The epochs are checked with the offsets; until then only the sink can refuse the
-group's rows. All groups are committed in the same way, whether at the end of a batch, or while its job runs,
-when tasks hand parts over. Only one group is committed at a time. If its commit fails, the group may be
-committed in spite of the error, so it is tried again, perhaps without some queues, before any other group.
-This module does not use Spark.
+A *part* is what one task did of some queues: written rows, and one ack per queue, which has the queue's next
+offset. A *group* of parts gets one commit of data and one of offsets. Its offsets may *wait*: they are then
+stored together with those of a later group of the batch (``consume.offset_pace``). The epochs are checked
+with the offsets; until then only the sink can refuse the group's rows. All groups are committed in the same
+way, whether at the end of a batch, or while its job runs, when tasks hand parts over. Only one group is
+committed at a time. If a commit reports an error, it may have taken effect all the same. So the same group is
+tried again, perhaps without some queues, before any other group. This module does not use Spark.
 """
 
 from __future__ import annotations
@@ -84,10 +84,9 @@ class BatchReport:
     """Offsets that the store refused, because their queues now belong to another consumer or were reset while
     the batch ran. Offsets may be stored later than their rows: refused ones are then in a later report."""
     offsets: tuple[OffsetRow, ...] = ()
-    """Positions of all queues of this consumer after the commit, sorted by queue; also of queues of which the
-    commit has nothing.
+    """Positions of all queues of this consumer after the commit, sorted by queue.
 
-    Refused queues are left out.
+    Queues of which the commit has nothing are included; refused queues are left out.
     """
     is_ahead: bool = False
     """Whether the commit was made while the batch's job was running."""
@@ -150,14 +149,18 @@ class Mirror(Protocol):
         ...
 
     def await_shown(self, accepted: Sequence[QueueCommit], timeout_s: float) -> bool:
-        """Wait until none of these offsets is left to send; return whether that is so within ``timeout_s``.
+        """Wait until none of these offsets is left to send, for ``timeout_s`` seconds at most.
 
-        A broker then has the offset or a newer one, or the offset was given up.
+        Return False if some are left. An offset is left until its broker has it or a newer one, or until the
+        attempt to send it is given up.
         """
         ...
 
     def arrived(self, queue: MessageQueue) -> int | None:
-        """Return the last offset that the queue's broker has stored from this process; None without one."""
+        """Return the last offset that this process has sent to the queue's broker and the broker has stored.
+
+        Return None if there is none.
+        """
         ...
 
 
@@ -178,11 +181,11 @@ class BatchUnderCommit:
     committed: set[MessageQueue] = field(default_factory=set)
     """Queues of which the batch has committed something."""
     waiting: dict[MessageQueue, QueueCommit] = field(default_factory=dict)
-    """Offsets that are not stored yet, although the sink has the rows."""
+    """Offsets that wait: the sink has the rows, but the offset store does not have the offsets yet."""
 
     @property
     def commits_groups(self) -> bool:
-        """Whether several groups may have parts of the same queue."""
+        """Whether several groups of the batch may have parts of the same queue."""
         return self.sink is None or isinstance(self.sink.batch, CommitsGroups)
 
     @property
@@ -202,11 +205,10 @@ class GroupResult(NamedTuple):
     stored: tuple[QueueCommit, ...] = ()
     """The offsets that were stored."""
     refused: frozenset[MessageQueue] = frozenset()
-    """Queues of which not all was committed.
+    """Queues of which not everything was committed.
 
-    They were claimed, reset or refused by the sink, or share a part with such a queue.
-
-    They are consumed again from the offset in the offset store; this batch commits nothing more of them.
+    Such a queue was claimed, reset or refused by the sink, or shares a part with such a queue. It is consumed
+    again from its offset in the offset store, and this batch commits nothing more of it.
     """
     took_s: float = 0.0
     """Time that it took to store the offsets, in seconds; 0 if none were stored."""
@@ -266,9 +268,10 @@ class PartCommitter:
         return BatchUnderCommit(query_id, batch_id, sink)
 
     def await_shown(self, accepted: Sequence[QueueCommit]) -> None:
-        """Wait until the brokers have the offsets, for at most 2 s; the next owner may be a Java member.
+        """Wait until the brokers have these offsets, for at most 2 s.
 
-        If they do not have them by then, a warning is logged.
+        The next owner of a queue may be a Java member, which begins at its broker's offset. If the brokers do
+        not have the offsets in time, a warning is logged.
         """
         shown = [commit for commit in accepted if commit.is_shown]
         if self._mirror is not None and shown and not self._mirror.await_shown(shown, _SHOWN_WITHIN_S):
@@ -291,10 +294,10 @@ class PartCommitter:
         Args:
             group: The parts.
             batch: Their batch.
-            stores_offsets: Whether to store the group's offsets, and those that wait, after the data. If not,
-                they wait, and epochs are read only if the sink is ahead of an offset. If a queue has a new
-                owner, then only the sink can refuse its rows, and only after that owner has added some.
-                Without a sink this must be True.
+            stores_offsets: Whether to store the group's offsets, and those that wait, after the data. If
+                False, the group's offsets wait, too. Epochs are then read only if the sink is ahead of an
+                offset. So rows of a queue that has a new owner can be refused only by the sink, and only
+                after the new owner has added rows. Without a sink this must be True.
             is_ahead: Whether the batch's job is still running; for the report.
 
         Raises:
@@ -318,12 +321,12 @@ class PartCommitter:
             raise
 
     def store_offsets(self, batch: BatchUnderCommit, *, is_ahead: bool = False) -> GroupResult:
-        """Store the offsets that wait although their rows are committed.
+        """Store the offsets that wait: their rows are committed already.
 
         ``is_ahead``: whether the batch's job is still running; for the report.
 
         Raises:
-            RocketMQError: If that fails; they go on waiting.
+            RocketMQError: If the offsets cannot be stored; they go on waiting.
         """
         result, took_s = self._store_waiting(batch)
         self._report_refused(result, batch, is_ahead=is_ahead)
@@ -443,7 +446,10 @@ class PartCommitter:
                 )
 
     def _own_rows(self, queues: Iterable[MessageQueue], result: CommitResult) -> tuple[OffsetRow, ...]:
-        """Return the offset rows of all queues with the owners of ``queues``; refused queues are left out."""
+        """Return the offset rows of all queues that belong to the owners of ``queues``.
+
+        Queues that ``result`` reports as refused are left out.
+        """
         owners = {self._rows[queue].owner for queue in queues if queue in self._rows}
         gone = {refused.queue for refused in result.refused}
         return tuple(
@@ -455,9 +461,9 @@ class PartCommitter:
     ) -> tuple[Group, frozenset[MessageQueue], int | None]:
         """Commit the data of a group; drop queues that were claimed or reset, or that the sink refuses.
 
-        Claims and resets are looked up only with ``reads_epochs`` or if the sink is ahead of an offset. The
-        other queues of a part with a dropped queue are dropped, too, and consumed again, unless
-        ``keeps_others`` applies (see the constructor).
+        The offset store is read for claims and resets only with ``reads_epochs``, or if the sink is ahead of
+        an offset. Unless ``keeps_others`` applies (see the constructor), the other queues of a part with a
+        dropped queue are dropped, too, and are consumed again.
 
         Returns:
             The rest of the group; the queues dropped here, so none of ``group.without``; and the table's
@@ -521,7 +527,7 @@ class PartCommitter:
     def _newest_message(self, ack: QueueAck) -> RememberedMessages:
         """Return the newest message before the ack's next offset; empty if there is none.
 
-        If a filter left no message in the batch, return the newest one that the offset row remembers.
+        If a filter left no message, so that the ack has none, return the newest one of the offset row.
         """
         row = self._rows.get(ack.queue)
         if ack.state.last_message or row is None:
@@ -542,12 +548,12 @@ class PartCommitter:
             )
 
     def _note_sink_ahead(self, acks: Sequence[QueueAck], sink_batch: SinkBatch) -> bool:
-        """Record in the offset store how far the sink is ahead of it; return whether it is ahead.
+        """Record in the offset store how far the sink is ahead of the offsets; return whether it is ahead.
 
-        The sink is ahead of a queue's offset if another member was killed between its two commits. Since then
-        nobody has checked that the broker still has the messages between the offset and the sink's watermark.
-        The record raises the queue's epoch. So this batch drops the queue's parts, and the planner checks the
-        queue again.
+        The sink is ahead of a queue's offset if another member was killed between its data commit and its
+        offset commit. Since then nobody has checked that the broker still has the messages between the offset
+        and the sink's watermark. The record raises the queue's epoch. So this batch drops the queue's parts,
+        and the planner checks the queue again.
         """
         is_ahead = bool(ahead_of(self._planned_rows(acks), sink_batch.standings))
         if is_ahead:
@@ -609,8 +615,9 @@ class PartCommitter:
     def _have_looked_at(self, acks: Sequence[QueueAck], *, lost: frozenset[MessageQueue]) -> None:
         """Make planners check queues in which a task found another message at a consumed offset.
 
-        Each is reset to its own next offset. So it does not move, but its epoch grows, and a planner checks a
-        queue when it sees a new epoch. Queues in ``lost`` are left out.
+        Reset each of them to its own next offset. That does not move the queue but raises its epoch, and a
+        planner checks a queue when it sees a new epoch. Queues in ``lost``, which have a new owner or were
+        reset, are left out.
         """
         places = {ack.queue: ack.state for ack in acks if ack.is_another_log and ack.queue not in lost}
         if not places:

@@ -32,14 +32,14 @@ logger = logging.getLogger(__name__)
 def seed_offsets_from_sink(store: OffsetStore, sink: Sink, consumer_group: str) -> None:
     """Let queues whose offsets were lost start at the watermarks of the sink.
 
-    A member claims a queue in the store before the sink gets a watermark of it. So if the sink has one and
-    the store no row, the store was lost, or put back to an earlier state. Queues without a watermark, as of a
-    new group, are left out. Do nothing if brokers keep the offsets and the store has rows: such a store
-    leaves out queues whose brokers are away.
+    A member claims a queue in the offset store before the sink gets a watermark of that queue. So if the sink
+    has a watermark and the store has no row, the store was lost or put back to an earlier state. Without this
+    function the queue would start at the position in the options, and the group would skip messages or
+    consume all of them again. The watermarks are the offsets that the store had, or a batch or some seconds
+    further. If the brokers' offsets are still further, a group of Java and Spark members continues there.
 
-    If a queue started at the position in the options, the group would skip messages of it or consume all of
-    them again. The watermarks are the offsets that the store had, or a batch or some seconds further. If the
-    brokers' offsets are still further, a group of Java and Spark members continues there.
+    Queues without a watermark, for example those of a new group, are left out. Do nothing if brokers keep the
+    offsets and the store has rows: such a store leaves out queues whose brokers are away.
 
     Raises:
         OffsetError: If the sink's log cannot be read.
@@ -72,11 +72,12 @@ def seed_offsets_from_sink(store: OffsetStore, sink: Sink, consumer_group: str) 
 def check_sink(store: OffsetStore, sink: Sink, consumer_group: str) -> None:
     """Check, before a sink is prepared, that it lacks no rows that the group's offsets count as written.
 
-    Log it if the sink is ahead of the offsets, so that messages are consumed again, or lacks rows of messages
-    that were consumed while it was not in the query.
+    Log two other cases: the sink is ahead of the offsets, so that messages are consumed again, or it lacks
+    rows of messages that were consumed while it was not in the query.
 
     Raises:
-        SinkSetBack: If it lacks some: it was deleted, replaced, restored to an earlier state, or failed over.
+        SinkSetBack: If the sink lacks rows: it was deleted, replaced, restored to an earlier state, or failed
+            over.
         OffsetError: If the sink cannot be read.
         OffsetStoreUnavailable: If the store cannot be read.
     """
@@ -129,10 +130,11 @@ def reset_to_sink(
         sink: Every sink of the query.
         consumer_group: The group.
         beside_rows: Whether to move offsets back to 0 even if a sink without watermarks of the group has rows
-            of the queues, or cannot count its rows. Set this only if it has none, or if others wrote them.
+            of the queues, or cannot count its rows. Set this only if the group has written no rows into that
+            sink.
 
     Raises:
-        SinkConflict: If there is such a sink, and ``beside_rows`` is not set: it might get the rows twice.
+        SinkConflict: If there is such a sink, and ``beside_rows`` is not set: the sink might get rows twice.
         OffsetError: If a sink cannot be read, or if a queue was claimed or moved meanwhile; such a queue is
             not moved.
         OffsetStoreUnavailable, OffsetCommitConflict: If the store cannot be read or written.
@@ -166,11 +168,11 @@ def reset_to_sink(
 
 
 def rows_problem(sink: Sink, consumer_group: str, gap: SinkGap) -> str | None:
-    """Return why a group's offsets must not go back to the watermarks of a sink; None if they may.
+    """Return the reason why a group's offsets must not go back to the watermarks of a sink; None if they may.
 
-    They must not if the sink has no watermarks, but rows of the queues, or rows that it cannot count: it
-    might get these rows twice. A queue does not count if the sink proves that its rows are from before the
-    queue's offsets began again.
+    They must not if the sink has no watermarks of the queues, but has rows of them, or cannot count its rows:
+    the sink might get these rows twice. A queue is left out of this check if the sink proves that it has only
+    rows from before the queue's offsets began again.
 
     Raises:
         OffsetError: If the sink cannot be read.
@@ -189,8 +191,9 @@ def rows_problem(sink: Sink, consumer_group: str, gap: SinkGap) -> str | None:
 def _with_earlier_rows_only(sink: Sink, consumer_group: str, gap: SinkGap) -> frozenset[MessageQueue]:
     """Return the queues of which a sink has the group's rows only from before their offsets began again.
 
-    The sink proves that by the newest message below its watermark, since a batch of the group stored both. A
-    watermark without a message may come from an operator who had lost the later one.
+    The proof is that the sink remembers a newest message below its earlier watermark, because only a batch of
+    the group stores such a message. A watermark without a message proves nothing: an operator may have set it
+    after a later watermark was lost.
     """
     earlier = {
         key.queue: key.number
