@@ -245,9 +245,9 @@ class Arrivals:
         self._thread.start()
 
     def read(self) -> Sequence[Arrival] | None:
-        """Read and return the next pieces, without the thread of :meth:`begin`; None after the last ones.
+        """Read and return the next pieces, without the thread of :meth:`begin`.
 
-        None also after :meth:`end`. Only one thread at a time may call this.
+        Return None after the last pieces, and after :meth:`end`. Only one thread at a time may call this.
         """
         with self._reads:
             if self._has_ended:
@@ -259,9 +259,10 @@ class Arrivals:
     def hold_if_full(self, one: ArrivingRange[Any], most_held: int, *, has_had_all: bool = False) -> None:
         """Stop reading an open range's queue while its waiting messages are too many or too large.
 
-        Otherwise read it again, if it was stopped. ``most_held`` is the number of waiting messages that is
-        too many, unless an option names another one. ``has_had_all``: the listener has had all messages that
-        have arrived, so that it may need more before it commits. Then only the options count.
+        Otherwise read the queue again, if it was stopped. Messages are too many from ``most_held`` on, unless
+        option ``pullThresholdForQueue`` names another number. ``has_had_all``: the listener has had all
+        messages that have arrived, so that it may need more before it commits. Then only the options limit
+        number and size.
         """
         thresholds = self._source.thresholds
         if has_had_all:
@@ -353,8 +354,8 @@ def report_end(instructions: RangeInstructions, end: RangeEnd) -> None:
     """Report to the driver that the reader has ended an open range, so that only another plan continues it.
 
     Report nothing if the queue is given up, or the reader was stopped. An engine that calls a listener
-    reports immediately when the group has moved (``ArrivingRange.is_moved``): the running call may be long.
-    Other ends are reported when the messages before them are consumed.
+    reports immediately when the group continues at another offset (``ArrivingRange.is_moved``), because the
+    running call may be long. It reports other ends when the messages before them are consumed.
     """
     queue = end.planned.queue
     if instructions.is_given_up(queue) or end.reason is EndReason.STOPPED:

@@ -122,7 +122,7 @@ class CallPool:
     def may_keep(self, run: PooledRun) -> bool:
         """Return whether a run may begin its next call in the slot of its call that has just ended.
 
-        It may not if another run waits that has no call, or at least two calls fewer.
+        It may not if another run waits for a slot and has no call, or at least two calls fewer.
         """
         with self._guard:
             return self._slots.may_keep(run)
@@ -150,7 +150,7 @@ class CallPool:
     def lets_next_begin(self, ranges: int) -> bool:
         """Return whether one more range may begin beside this number of unfinished ``ranges``.
 
-        Each of these must let it begin: while calls are quick, one more range would only slow the others.
+        Each unfinished range must let it begin: while calls are quick, one more range would slow the others.
         """
         with self._guard:
             joined = list(self._joined)
@@ -202,6 +202,7 @@ class _Ended(NamedTuple):
 
     one: PooledRange
     result: Consumed | BaseException | None
+    """The result, or the error with which the range has failed; None if the result was sent already."""
 
 
 class RangesAtOnce:
@@ -254,7 +255,7 @@ class RangesAtOnce:
         """Yield the result of each range as soon as it has ended, except those that ``give_away`` has sent.
 
         Raises:
-            RocketMQError: If a range cannot be read, or its queue had another one in this task.
+            RocketMQError: If a range cannot be read, or its queue had another range in this task.
             BaseException: Any error of the function that consumes a range.
         """
         if self._is_open:

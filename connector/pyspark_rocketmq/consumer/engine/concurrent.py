@@ -87,8 +87,8 @@ _EVENTS_AT_ONCE: Final = 64
 """Maximum number of events handled before the next check for calls that take too long."""
 
 _LOOK_EVERY_S: Final = 0.5
-"""How often a run that waits for a slot, or for the rest of a closed range, checks whether its queue is given
-up."""
+"""Pause, in seconds, between two checks of a waiting run whether its queue is given up. A run waits for a
+slot, or for the rest of a closed range."""
 
 SendBackCall = Callable[[MessageExt, int], None]
 """Sends a message back with a delay level; raises RocketMQError if no broker has stored it."""
@@ -309,7 +309,7 @@ class ConcurrentRun(RangeRun):
 
     @property
     def _is_paused(self) -> bool:
-        """Return whether deliveries are paused, by the driver or by a suspension at an open range's start.
+        """Whether deliveries are paused: by the driver, or by a suspension at the start of an open range.
 
         A run that is to end ignores a pause.
         """
@@ -370,8 +370,8 @@ class ConcurrentRun(RangeRun):
     def awaited_call_s(self) -> float | None:
         """Return the duration so far, in seconds, of the oldest call for which the run's end must wait.
 
-        None without such a call. The run does not wait for a call longer than ``consume_timeout``. Any thread
-        may call this.
+        Return None if there is no such call: the run does not wait for a call that has lasted longer than
+        ``consume_timeout``. Any thread may call this.
         """
         return max((for_s for for_s in self._calls_s_so_far() if for_s < self._timeout_s), default=None)
 
@@ -381,7 +381,7 @@ class ConcurrentRun(RangeRun):
         return [now_s - began_s for _, call in calls if (began_s := call.began_s) is not None]
 
     def _release(self, number: int) -> None:
-        """Give back the slot of a call that ended after the run; does nothing the second time."""
+        """Give back the slot of a call that ended after the run; a second time this does nothing."""
         if self._out.pop(number, None) is None:
             return
         if self._hanging:
@@ -417,7 +417,7 @@ class ConcurrentRun(RangeRun):
         """Settle a call on its own thread, and deliver the next messages; return False if that is impossible.
 
         It is impossible if not all messages of the call are done, if the run has ended, or if another thread
-        holds the guard. Then an event reports the call's end to the run's thread.
+        holds the guard. In these cases an event reports the call's end to the run's thread.
         """
         is_settled = call.is_all_done and self._guard.acquire(blocking=False)
         if not is_settled or self._has_ended:
@@ -546,7 +546,7 @@ class ConcurrentRun(RangeRun):
         return in_queue_order(emitted, offsets, self._output.rows, self._file)
 
     def _pass_rows_on(self) -> None:
-        """Move rows to those for the sink if the run has passed their messages meanwhile."""
+        """Move waiting rows to the rows for the sink if the run has passed their messages meanwhile."""
         while self._above and self._above[0][0] < self._machine.done:
             _, nbytes, rows = heappop(self._above)
             self._above_bytes -= nbytes
@@ -711,7 +711,8 @@ class ConcurrentEngine:
 def _put_off(one: PooledRange, listener: FailedListener) -> QueueAck:
     """Return the ack that suspends a range whose listener could not be opened.
 
-    If its messages counted as failed, the whole backlog would be sent back or, in broadcasting, dropped.
+    The range's messages do not count as failed: otherwise the whole backlog would be sent back or, in
+    broadcasting, dropped.
     """
     planned = one.planned
     end = one.arrivals[-1].end

@@ -1,23 +1,24 @@
 """Cuts of a task: results that the task hands over before its end, and commits that the task itself makes.
 
-A task collects its results in one *part*, which grows. Parts leave the task early for two reasons:
+A task collects its results in one *part*, which grows. Results are *settled* if they may be committed: their
+messages need no further delivery. Parts leave the task early for two reasons:
 
 * A queue is given up: the result of its range leaves in a separate part. If the range has ended already, the
-  growing part contains it, and leaves.
-* The driver asks for a *cut*: the growing part leaves, with what is settled so far of the ranges that go on,
+  growing part contains the result, and leaves.
+* The driver asks for a *cut*: the growing part leaves, with the settled results of the ranges that go on,
   even while the listener is called. A new part begins to grow.
 
 So a queue may have several parts, and they must reach the driver in order. A part cannot be handed over if
 the connection is lost or the part is too long. It then comes with the job's result, and so do all later parts
-of its queues. In real time the batch ends for it. Rows that cross Spark between the engine and the sink's
-writer (``orderlyEngine=state``) cannot be cut.
+of its queues. In real time the batch is ended for this reason. Rows that cross Spark between the engine and
+the sink's writer (``orderlyEngine=state``) cannot be cut.
 
 If the sink's writer is ``CommitsInTask``, the task itself commits its rows, when
 :mod:`~pyspark_rocketmq.consume.task_commits` decides it. The growing part then collects the acks of several
 such commits, and leaves like any other part. If a queue is given up, the whole growing part leaves.
 
-One thread, ``rocketmq-cut``, writes and hands over all early parts, one after the other. It takes the growing
-part from its place when no other thread adds to it. No lock is held while files are written.
+One thread, ``rocketmq-cut``, writes and hands over all early parts, one after the other. The growing part is
+in a *place*, from which one thread at a time takes it. No lock is held while files are written.
 """
 
 from __future__ import annotations
@@ -106,13 +107,13 @@ class CutThread:
 
 
 def look_again() -> None:
-    """Do nothing: this work only wakes the thread, which then calls ``due_s`` again to get the new time."""
+    """Do nothing: as a piece of work this wakes the thread, which then calls ``due_s`` for the new time."""
 
 
 class TaskCuts:
-    """Sends results of a task to the driver before the task ends: as parts, of which one grows meanwhile.
+    """Sends parts of a task's result to the driver before the task ends.
 
-    It does this when the driver asks for a *cut* (what all ranges have done so far), when too many rows wait,
+    It does this when the driver asks for a *cut* (the results of all ranges so far), when too many rows wait,
     and when queues are given up.
     """
 
@@ -129,23 +130,24 @@ class TaskCuts:
         """Queues of which the growing part may have results."""
 
     def note(self, queues: Collection[MessageQueue]) -> None:
-        """Note that the growing part, the next to be sent, gets results of these queues.
+        """Note that the growing part, which is the next to be sent, gets results of these queues.
 
-        Further ones may follow: the range goes on, or a reset arrives after its end.
+        Further results of them may follow: the range goes on, or a reset arrives after its end.
         """
         self._noted.update(queues)
 
     def begin(self, number: int | None) -> bool:
-        """Have the cut thread send the growing part, with the task's results so far, to the driver.
+        """Have the cut thread send the growing part to the driver.
 
-        ``number`` is that of the cut for which the driver has asked: what all ranges have done so far is then
-        added first. With None the part leaves as it is. Return False if the cut thread accepts no more work.
-        Does not wait for storage, because the connection's thread calls this, too.
+        ``number`` is that of the driver's request (cut): the settled results of all ranges are then added
+        first. With None, because a queue is given up, the part leaves as it is. Return False if the cut
+        thread accepts no more work. This does not wait for storage, because the connection's thread calls it,
+        too.
         """
         return self._thread.begin(lambda: self._cut(number, is_whole=number is not None))
 
     def begin_own(self) -> bool:
-        """Have the cut thread send what all ranges have done so far, although the driver has not asked.
+        """Have the cut thread send the settled results of all ranges, although the driver has not asked.
 
         Return False if the cut thread accepts no more work.
         """
@@ -166,7 +168,7 @@ class TaskCuts:
         self._cut(None, is_whole=False)
 
     def _cut(self, number: int | None, *, is_whole: bool) -> None:
-        """Send the growing part to the driver; if ``is_whole``, add first what all ranges have settled."""
+        """Send the growing part to the driver; if ``is_whole``, add first all ranges' settled results."""
         instructions = self._instructions
         if is_whole and (self._sender.kept_back or not instructions.cut_begins()):
             # Parts of a queue must reach the driver in order, so the rest also comes with the job.
@@ -268,7 +270,7 @@ class OwnCommits:
 
 
 def add_cut(part: GrowingPart, cut: RangeCuts, instructions: TaskControl) -> None:
-    """Add the results that a cut has taken from all ranges of a task, except those that are to be dropped."""
+    """Add to ``part`` the results that a cut has taken from a task's ranges, except those to be dropped."""
     for consumed in cut.ended:
         _add_ended(part, consumed, instructions)
     going_on = [each for each in cut.going_on if instructions.fate(each.ack.queue) is not Fate.DROPPED]
@@ -279,10 +281,11 @@ def add_cut(part: GrowingPart, cut: RangeCuts, instructions: TaskControl) -> Non
 def _add_ended(
     part: GrowingPart, consumed: Consumed, instructions: TaskControl, *, is_rest: bool = False
 ) -> None:
-    """Add the result of a range that has ended.
+    """Add to ``part`` the result of a range that has ended.
 
-    If the result is to be dropped, or there is nothing in it to commit, report its queue as released instead.
-    ``is_rest``: an earlier result of the queue is still to be committed, so the queue must not be released.
+    Instead, report the queue as released if the result is to be dropped, or if the queue is given up and
+    there is nothing to commit. ``is_rest``: an earlier result of the queue is still to be committed, so there
+    is something to commit.
     """
     queue = consumed.ack.queue
     fate = instructions.fate(queue)

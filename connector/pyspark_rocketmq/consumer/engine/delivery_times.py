@@ -36,7 +36,7 @@ _BUCKET_OF_ONE: Final = 127 << BITS
 class DeliveryTimes:
     """When messages of one range were stored and delivered; kept until an ack contains the latencies.
 
-    Messages are named by their indexes in the run.
+    A message is named by its index among the messages that have arrived of the range, from 0.
     """
 
     def __init__(self, pieces: Iterable[MessagePiece] = ()) -> None:
@@ -67,8 +67,8 @@ class DeliveryTimes:
     def take(self, stop: int, *, now_s: float, wall_s: float) -> StoreLatencies:
         """Return the latencies of the messages below ``stop`` that no ack contains, for the next ack.
 
-        ``now_s`` is this moment by the clock that measured the deliveries, ``wall_s`` by the wall clock, with
-        which the brokers' times are compared.
+        ``now_s`` is this moment by the clock that measured the deliveries, ``wall_s`` is this moment by the
+        wall clock, with which the brokers' times are compared.
         """
         stored = self._take_stored(stop - self._start)
         if not len(stored):

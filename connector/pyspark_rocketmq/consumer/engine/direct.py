@@ -2,9 +2,10 @@
 
 No data moves between tasks, and Spark keeps none. The threads that call the listener are the *workers*: one
 works while calls are quick, and several work when calls are slow. The task's own thread is one of them, and
-only this one yields results. :mod:`pyspark_rocketmq.consume.turns` decides what a worker does next; this
-module has the workers. While something waits, one more worker sleeps, ready to begin if calls turn out to be
-slow. When that worker begins, another one is started, up to ``consume_thread_max`` of them.
+only this one yields results. A *turn* is the time for which a worker delivers messages of one queue.
+:mod:`pyspark_rocketmq.consume.turns` decides what a worker does next; this module has the workers. While
+something waits, one more worker sleeps, ready to begin if calls turn out to be slow. When that worker begins,
+another one is started, up to ``consume_thread_max`` of them.
 
 One lock, the guard, protects everything that workers share. No worker holds it while it reads or calls the
 listener. A range belongs to one worker at a time, unless it is consumed by key. Any thread may add pieces of
@@ -109,19 +110,19 @@ class OrderlyTask:
         """Results that are still to be yielded."""
         self._late: list[Consumed] = []
         """Resets that arrived after the results of their ranges. They are yielded at the task's end: a cut
-        that takes one could commit it before the result that it follows."""
+        could commit such a reset before the result of its range."""
         self._has_reported_idle = False
         self._failure: BaseException | None = None
         """Error of another worker; the task's own thread raises it."""
         self._is_closed = False
 
     def consumed(self) -> Iterator[Consumed]:
-        """Yield the result of each range as soon as it has ended; suspended ones at the end.
+        """Yield the result of each range as soon as it has ended; results of suspended ranges at the end.
 
         A result that ``give_away`` has sent, or a commit during the batch (a *cut*) has taken, is left out.
 
         Raises:
-            RocketMQError: If a range cannot be read or consumed, or its queue had another one in this task.
+            RocketMQError: If a range cannot be read or consumed, or its queue had another range in this task.
         """
         self._instructions.cut_with(self._cut)
         self._instructions.shows_calls(self._calls)
@@ -149,7 +150,7 @@ class OrderlyTask:
             self._arrivals.end()
 
     def _cut(self) -> RangeCuts:
-        """Take what all ranges have settled since the last cut; called by another thread."""
+        """Take all results since the last cut that may be committed; called by another thread."""
         ended = self._taken_out()
         with self._changed:
             runs = [one.run for one in self._begun.values() if one.run is not None]
@@ -207,10 +208,10 @@ class OrderlyTask:
                 self._turns.offered(arrival.queue, now_s, leads=True)
 
     def _range_of(self, arrival: Arrival) -> _Range | None:
-        """Return the range of a piece; None if it has ended before all of it has arrived.
+        """Return the range of a piece; None if the engine has ended that range before all of it has arrived.
 
         Raises:
-            RocketMQError: If the queue had another range.
+            RocketMQError: If all of the range has arrived before, so that this is a second one of its queue.
         """
         queue = arrival.queue
         one = self._begun.get(queue) or self._ended.get(queue)
@@ -317,9 +318,10 @@ class OrderlyTask:
     def _end_waiting(self) -> bool:
         """End ranges that no worker will end; return whether there were any.
 
-        A range whose queue is given up, or whose group has moved, ends here if it is suspended, has no
-        messages to deliver, or waits during a pause; the next owner or plan can then have the queue. If no
-        memory is left for further reading, all suspended ranges end.
+        A range must end if its queue is given up, or if its group continues at another offset (after a
+        reset, for example). It ends here if it is suspended, has no messages to deliver, or waits during a
+        pause. The next owner or plan can then have the queue. If no memory is left for further reading, all
+        suspended ranges end.
         """
         turns, is_paused, is_given_up = self._turns, self._is_paused, self._instructions.is_given_up
         # Open ranges need no room: each of their queues is held by itself.
@@ -397,7 +399,7 @@ class OrderlyTask:
 
     @property
     def _goes_on(self) -> bool:
-        """Whether suspended queues have something to wait for."""
+        """Whether the task goes on, so that suspended queues can wait to be delivered again."""
         return self._turns.is_led or self._instructions.is_batch_at_work()
 
     def _check_lead(self) -> None:
@@ -462,14 +464,14 @@ class OrderlyTask:
         return one.run
 
     def _offer(self, queue: MessageQueue, due_s: float) -> None:
-        """Have one more worker join those that have a queue; called by one of them."""
+        """Have one more worker help to deliver ``queue`` from ``due_s`` on; called by one that does."""
         with self._changed:
             self._turns.offered(queue, due_s)
             self._engage_another()
             self._changed.notify_all()
 
     def _leaves(self, worker: _Worker, one: _Range, run: OrderlyRun) -> bool:
-        """Take a worker off a range that has several; return False if it is the last one there."""
+        """Take a worker off a range that has several; return False if it is the last worker there."""
         queue, due_s = one.planned.queue, run.due_s()
         with self._changed:
             if not self._turns.leaves(queue):

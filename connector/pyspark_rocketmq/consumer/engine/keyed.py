@@ -4,11 +4,12 @@
 part in a run at the same time. They share its state under the run's guard, a lock that no worker holds while
 it calls the listener.
 
-Only rows of messages below the lowest unfinished message go to the sink; its offset is the run's progress and
-the sink's watermark. Rows of finished messages above it wait: in memory, and beyond 8 MiB in the range's
-temporary file. If the run ends before the lower message is finished, the waiting rows are dropped, and their
-messages are delivered again. So the sink gets a row only from the run that moves the offset past the row's
-message, and rows are in the order of the queue, across keys, too.
+A *run* consumes one range. Only rows of messages below the lowest unfinished message go to the sink: the
+offset of this message is the run's progress and the sink's watermark. Rows of finished messages above it
+wait, in memory, and beyond 8 MiB in the range's temporary file. If the run ends before the lower message is
+finished, the waiting rows are dropped, and their messages are delivered again. So the sink gets a row only
+from the run that moves the offset past the row's message, and rows are in the order of the queue, across
+keys, too.
 """
 
 from __future__ import annotations
@@ -121,7 +122,7 @@ class HeldRows:
 
 
 class _KeyedContext(ConsumeOrderlyContext):
-    """The context of a delivery whose messages have one key; others may be between them in the queue."""
+    """The context of a delivery of messages with one key; other keys' messages may be between them."""
 
     __slots__ = ("_offsets",)
 
@@ -194,9 +195,9 @@ class KeyedRun(OrderlyRun):
         """
         super().__init__(planned, messages, settings=settings, arrivals=arrivals, **more)
         self.offer: Callable[[float], None] = lambda _: None
-        """Called when one more worker can deliver; gets the monotonic time from which on it can."""
+        """Called when one more worker can deliver; gets the monotonic time from which on that worker can."""
         self._offered_s = inf
-        """Time of the last offer that no worker has taken."""
+        """Monotonic time in the last offer that no worker has taken; infinite without one."""
         self._held = HeldRows(self._output.rows, self._file)
         self._machine = KeyedConsumption(
             keys=self._messages.property_values(SHARDING_KEY),
@@ -227,7 +228,8 @@ class KeyedRun(OrderlyRun):
     def leads(self) -> bool:  # type: ignore[override]  # a constant in the base
         """Whether the task must wait for this suspended run, even if it has nothing else to do.
 
-        Messages that are finished wait in the run for a suspended key. Never longer than 60 s.
+        It must while finished messages wait in the run for a message whose key is suspended, for 60 s at
+        most.
         """
         return self._machine.leads(self._now_s())
 
@@ -247,8 +249,8 @@ class KeyedRun(OrderlyRun):
     def pause_left_s(self) -> float:
         """Return for how many seconds no worker needs to take the queue, because keys are suspended.
 
-        That is until a suspension of one of its keys ends or, if that is earlier, until the run no longer
-        keeps its task going (``leads``).
+        The time ends when a suspension of one of the keys ends or, if that is earlier, when the task need no
+        longer wait for this run (:attr:`leads`).
         """
         machine, now_s = self._machine, self._now_s()
         wakes_at_s = machine.wakes_at_s or now_s

@@ -1,8 +1,8 @@
 """The landing engine: a task's messages become rows as they arrive, without a listener (row K7).
 
-No message can fail, so a message is consumed when it has arrived. Pieces of a range go to the sink's writer
-with an ack, as a *cut* of the range, and do not wait for the range's end. While the task's own thread writes
-some, another thread reads and decodes the next ones.
+No message can fail, so a message is consumed when it has arrived. Pieces of a range (its next messages) go to
+the sink's writer with an ack, as a *cut* of the range, and do not wait for the range's end. While the task's
+own thread writes some pieces, another thread reads and decodes the next ones.
 
 The memory of a task is bounded: the reading thread waits while 8 MiB of messages wait for the writer.
 """
@@ -44,8 +44,8 @@ _WAITING_BYTES: Final = 8 << 20
 _TAKEN_BYTES: Final = 4 << 20
 """Memory of waiting messages of closed ranges, in bytes, at which they are written; fewer wait for more."""
 _COUNTED_BYTES: Final = 512 << 10
-"""Memory of messages, in bytes, of which rows are made together where their size is limited: a part then has
-little more than the limit."""
+"""Memory of messages, in bytes, of which rows are made together if the size of a part's rows is limited: the
+part then has little more than the limit."""
 _LOOK_EVERY_S: Final = 0.5
 """How often a task that waits checks whether a queue is given up, and longest time for which messages of
 closed ranges wait for more."""
@@ -68,8 +68,8 @@ class LandedRange:
     def take(self, arrivals: Sequence[Arrival], now_s: float) -> tuple[Consumed | None, Consumed | None]:
         """Consume the next pieces; return their rows with an ack (a cut), and the range's last ack.
 
-        The first is None if the pieces bring neither rows nor progress, the second if they lack the range's
-        end. ``now_s`` is the time by the wall clock.
+        The cut is None if the pieces bring neither rows nor progress. The last ack is None unless the pieces
+        have the range's end. ``now_s`` is the time by the wall clock.
         """
         messages = [batch for each in arrivals for batch in _batches_of(each)]
         newest = arrivals[-1]
@@ -238,7 +238,7 @@ class LandingTask:
         """Yield cuts, which have rows and the acks of their messages, and the end of each range.
 
         Raises:
-            RocketMQError: If a range cannot be read, or its queue had another one in this task.
+            RocketMQError: If a range cannot be read, or its queue had another range in this task.
         """
         instructions = self._instructions
         # A cut of this engine takes nothing: the growing part has the consumed messages already.
@@ -286,7 +286,7 @@ class LandingTask:
     # --- the task's own thread ------------------------------------------------------------------------------
 
     def _next(self) -> _Turn | None:
-        """Wait for something to consume or to give up; return None when there is nothing more.
+        """Wait for something to consume or to give up; return the results, or None when nothing is left.
 
         Raises:
             RocketMQError: If reading has failed, or has ended without the end of a range.

@@ -161,8 +161,8 @@ class OrderlyRun(RangeRun):
         )
 
     leads = False
-    """Whether the suspended run keeps its task going, even if the task has nothing else to do; only runs by
-    key do this."""
+    """Whether the task must go on for this run while the run is suspended, even if the task has nothing else
+    to do. Only runs by key need this."""
 
     def turn(self) -> RangeTurn:
         """Begin the turn of a worker, which delivers messages of this range until it takes another range."""
@@ -281,12 +281,12 @@ class OrderlyRun(RangeRun):
         return self._now_s() - self.call_began_s
 
     def pause_left_s(self) -> float:
-        """Return for how many seconds the queue stays suspended; 0 if it is not, or if that is over."""
+        """Return for how many more seconds the queue stays suspended; 0 if it may go on."""
         until_s = self._machine.goes_on_at_s
         return 0.0 if until_s is None else max(0.0, until_s - self._now_s())
 
     def stop(self) -> None:
-        """Deliver nothing more; ``finished`` then has the reason. A run that has one keeps it."""
+        """Deliver nothing more; ``finished`` then has the reason. If it has one already, it keeps that."""
         with self._guard:
             self._take_in_arrivals(self._started_s)
             if self._machine.is_dry and self._instructions.is_given_up(self._planned.queue):
@@ -307,8 +307,8 @@ class OrderlyRun(RangeRun):
         Call this after :meth:`consume`.
 
         Raises:
-            UndecodableMessage: If the range ends at such a message, and the listener waits for more messages
-                before it commits.
+            UndecodableMessage: If the range ends at a message that cannot be decoded, and the listener waits
+                for more messages before it commits.
         """
         return self._ack_until(self._suspended_until_s())
 

@@ -52,7 +52,7 @@ def sink_schema(listener: StructType) -> StructType:
 
 
 def spark_can_parse() -> bool:
-    """Return whether Spark can parse a schema: this needs a session, which any thread may have started."""
+    """Return whether Spark can parse a schema now: for that, some thread must have started a session."""
     return living_session(None) is not None
 
 

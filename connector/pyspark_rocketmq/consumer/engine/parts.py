@@ -1,6 +1,8 @@
 """Parts of a task's result: the one that grows, and those that are finished.
 
-A part has its own files and acks, so that the driver can commit it before the others, or without them.
+A *part* is a piece of the result, with its own files of rows and its own acks, which have the progress of
+queues. So the driver can commit one part before the others, or without them. A task adds its results to one
+growing part, finishes it, and goes on with a new one.
 
 Imports nothing that loads delta-rs: executors fork their workers, and delta-rs must not be in a process that
 forks.
@@ -50,7 +52,7 @@ class GrowingPart:
 
     @property
     def is_empty(self) -> bool:
-        """Whether the part lacks acks, so that there is nothing to commit."""
+        """Whether the part has no acks, so that there is nothing to commit."""
         return not (self._acks or self._uncommitted)
 
     def has(self, queue: MessageQueue) -> bool:
@@ -58,7 +60,10 @@ class GrowingPart:
         return any(ack.queue == queue for ack in (*self._acks, *self._uncommitted))
 
     def add(self, data: Iterable[pa.RecordBatch], acks: Sequence[QueueAck], *, is_end: bool = True) -> None:
-        """Add rows, and acks of ranges that end with these rows or, unless ``is_end``, go on after them."""
+        """Add rows of ranges, and the acks of these ranges.
+
+        ``is_end``: the ranges end with these rows; otherwise the ranges go on.
+        """
         (self._uncommitted if isinstance(self._writing, CommittingWriting) else self._acks).extend(acks)
         if is_end:
             self.ends.update(ack.queue for ack in acks)
@@ -70,7 +75,7 @@ class GrowingPart:
     def commit(self) -> frozenset[MessageQueue]:
         """Commit what was added, if the task itself commits; return queues that the sink now refuses.
 
-        Without such a sink do nothing, and return no queues.
+        If only the driver commits into the sink, do nothing, and return no queues.
         """
         refused = frozenset[MessageQueue]()
         if self._uncommitted and isinstance(self._writing, CommittingWriting):
@@ -111,9 +116,9 @@ def _joined(acks: Sequence[QueueAck]) -> tuple[QueueAck, ...]:
 
 
 def _joined_if_chained(acks: Sequence[QueueAck]) -> tuple[QueueAck, ...]:
-    """Join the acks of each queue to one; return them unchanged if one does not begin where another ended.
+    """Join the acks of each queue to one ack, if each begins where the one before has ended.
 
-    The driver finds such acks, and refuses them (``check_chains``).
+    Otherwise return the acks unchanged: the driver finds the gap, and refuses them (``check_chains``).
     """
     reached: dict[MessageQueue, int] = {}
     for ack in acks:
@@ -129,7 +134,7 @@ def _progress(ack: QueueAck) -> Progress:
 
 
 class GrowingPlace:
-    """Holds a task's growing part, and lends it to one thread at a time; it is empty meanwhile."""
+    """Holds a task's growing part, and lends it to one thread at a time; meanwhile the place is empty."""
 
     def __init__(self, new: Callable[[], GrowingPart]) -> None:
         """Begin with a ``new`` part; each further one is made by the same function."""
@@ -203,7 +208,7 @@ class PartSender:
     def hand_over(self, part: GrowingPart, number: int | None) -> None:
         """Finish a part and send it to the driver; if that is impossible, keep it for the job's result.
 
-        ``number`` is that of the cut for which the driver has asked; None if it has not asked.
+        ``number`` is that of the driver's request (cut) that the part answers; None without a request.
 
         Parts of a queue must reach the driver in order: if one is kept back, so are all later ones. Where
         ranges are open, the driver gets a report that these queues cannot go on, so that the batch ends soon.

@@ -1,4 +1,4 @@
-"""A range in an engine: its messages, the reader's report on its end, and the state of its consumption.
+"""A range in an engine: its messages, the reader's report on its end, and the progress of its consumption.
 
 State machines number a range's messages from 0; all other code uses queue offsets.
 
@@ -88,7 +88,7 @@ class RangeRun(ABC):
         self._started_s = began_s
         self._is_over = False
         self._is_reported = False
-        """True if the run has reported since the last cut that there is something to commit."""
+        """Whether the run has reported since the last cut that there is something to commit."""
         self._cut_index = 0
         """Number of messages in cuts."""
         self._cut_offset = planned.start
@@ -178,7 +178,7 @@ class RangeRun(ABC):
     def cut(self) -> Consumed | None:
         """Take rows and progress since the last cut, to be committed now; the range goes on.
 
-        Return None if there is nothing to commit. None also after :meth:`last`, which has taken everything.
+        Return None if there is nothing to commit, or after :meth:`last`, which has taken everything.
         """
         with self._guard:
             self._is_reported = False
@@ -315,9 +315,9 @@ class RangeRun(ABC):
         )
 
     def _refused_from(self, next_offset: int) -> str:
-        """Return why no broker accepts a message at or after ``next_offset``; empty if none is refused.
+        """Return why no broker accepts a message at or after ``next_offset``; empty if no message is refused.
 
-        If several are refused, this is the reason for the first of them.
+        If several messages are refused, this is the reason for the first one.
         """
         return min(
             ((at, why) for at, why in list(self._refused.items()) if at >= next_offset), default=(0, "")
@@ -376,10 +376,10 @@ def late_reset(last: Consumed, end: RangeEnd | None) -> Consumed | None:
 
 
 def acknowledged(end: RangeEnd, ack: QueueAck) -> QueueAck:
-    """Return ``ack`` completed with the facts that only the reader of its range has (``end``).
+    """Return ``ack`` completed with what only the reader of its range has reported (``end``).
 
-    These are a reset, another log and the metrics of reading. If the broker refused the pulls, the queue is
-    also suspended for at least 3 s.
+    That is an operator's reset, another log (a topic that was created again, for example), and the statistics
+    of reading. If the broker refused the pulls, the queue is also suspended for at least 3 s.
     """
     state = ack.state
     if end.reason is EndReason.REFUSED:

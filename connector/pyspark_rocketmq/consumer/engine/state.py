@@ -6,7 +6,7 @@ puts it into queue order before it consumes it. It keeps nothing in Spark's stat
 releases have left there: everything that a queue's next range needs is in the offset store.
 
 Rows that have crossed Spark are checked before any of them is delivered, because the whole range will be
-acknowledged. A range has exactly one marker row, at its end, with the number of messages that were read. A
+acknowledged. A range has exactly one *marker row*, at its end, with the number of messages that were read. A
 range whose rows were lost or doubled is refused. Without ``groupBy``, a range whose rows were shuffled is
 refused, too: there Spark cuts a range into batches of any size, and puts several ranges into one task if
 partitions are coalesced, but keeps the order of the rows.
@@ -127,7 +127,7 @@ def consume_orderly(
         messages: The unchanged rows that ``format("rocketmq")`` reads with option ``consumerGroup``.
         listener: Called with messages of one queue in order, and a context; in any of the forms of
             ``listeners.forms``.
-        output_schema: Columns of the rows it emits.
+        output_schema: Columns of the rows that the listener emits.
         settings: Settings of the listener; RocketMQ's defaults if not given.
         send_back: Settings for sending dead letters; needed with ``max_reconsume_times``.
         engine: How Spark runs the listener. DIRECT needs the rows in the source's order: it allows fewer
@@ -139,7 +139,7 @@ def consume_orderly(
         queue and micro-batch, in which ``ack`` is not null. Write the data rows first, then commit the acks.
 
     Raises:
-        OptionError: If the listener has none of these forms, or ``max_reconsume_times`` is set without
+        OptionError: If the listener has none of the forms, or ``max_reconsume_times`` is set without
             ``send_back``.
         SchemaError: If ``output_schema`` is not a schema, or has a name that the engine needs or a type that
             cannot be emitted.

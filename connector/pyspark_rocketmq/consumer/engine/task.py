@@ -1,9 +1,10 @@
 """Runs in each task of a micro-batch: passes rows to the sink's writer, and sends acks to the driver.
 
 A task's result has parts (:mod:`~pyspark_rocketmq.consumer.engine.parts`). Normally there is one, and the
-driver gets it when the job ends. Other parts leave the task before
-(:mod:`~pyspark_rocketmq.consumer.engine.cutting`). Closed ranges that the task has not begun, because it
-cannot reach its driver or is to end, have acks without progress in a part that comes with the job.
+driver gets it when the job ends. Other parts leave the task earlier
+(:mod:`~pyspark_rocketmq.consumer.engine.cutting`). A task that cannot reach its driver or is to end does not
+begin some of its closed ranges (with a planned end). These have acks without progress, in a part that comes
+with the job.
 
 Imports nothing that loads delta-rs: executors fork their workers, and delta-rs must not be in a process that
 forks.
@@ -52,7 +53,8 @@ RESULT_COLUMNS: Final = "parts string, could_ask boolean"
 class TaskParts:
     """A task's result so far, as parts, which are written and committed separately.
 
-    Normally there is one, which comes with the job. Others are sent to the driver while the task runs.
+    Normally there is one part, which comes with the job. Other parts are sent to the driver while the task
+    runs.
     """
 
     def __init__(
@@ -106,7 +108,9 @@ class TaskParts:
     def add_rows(
         self, data: Iterable[pa.RecordBatch], acks: Sequence[QueueAck], *, is_end: bool = True
     ) -> None:
-        """Add rows, and the acks of ranges that end with them or, unless ``is_end``, go on after them.
+        """Add rows of ranges, and the acks of these ranges.
+
+        ``is_end``: the ranges end with these rows; otherwise the ranges go on.
 
         Raises:
             BaseException: The error of the cut thread, if it could not write an earlier part or hand it over.
@@ -151,7 +155,7 @@ class TaskParts:
         return [*self._finish_for_driver(last, self._instructions, self._sender), *apart]
 
     def _apart(self, acks: Sequence[QueueAck]) -> list[Part]:
-        """Return a part with only these acks, so that nothing consumed is dropped if one of them is."""
+        """Return a part with only these acks: if one of them is dropped, nothing that was consumed is."""
         if not acks:
             return []
         with undone_by_errors(self._place.new_part()) as part:
@@ -208,8 +212,8 @@ class Engine(Protocol):
     ) -> Iterator[Consumed | CutTogether]:
         """Consume the ranges of ``source`` as they arrive; yield the result of each range at its end.
 
-        ``instructions`` may end a range early, or take its result, which is then not yielded. An engine may
-        also yield, before that, what ranges that go on have settled (:class:`CutTogether`).
+        ``instructions`` may end a range early, or take its result, which is then not yielded. Before the end
+        of ranges, an engine may also yield results of them that may be committed (:class:`CutTogether`).
         """
         ...
 
@@ -227,11 +231,11 @@ class ReadsColumns(Protocol):
 class BatchTask:
     """The function given to ``mapInArrow``; :mod:`~pyspark_rocketmq.consumer.batch` starts its job.
 
-    Without a writer there is no sink: only the listener's side effects are wanted. With an engine the batch
-    holds planned ranges (:mod:`~pyspark_rocketmq.source.ranges`), which are also read and consumed here: a
-    message stays in one Python process from the socket to the sink's file. With ``terms``, the driver's
-    address and rules for asking, such a task asks the driver before it begins, and gives up the ranges that
-    the driver names.
+    With an engine, the batch holds planned ranges (:mod:`~pyspark_rocketmq.source.ranges`), and the task also
+    reads and consumes them: a message stays in one Python process from the socket to the sink's file. Without
+    an engine, the batch has the rows to write, and acks. Without a writer there is no sink: only the
+    listener's side effects are wanted. With ``terms``, the driver's address and rules for asking, a task with
+    an engine asks the driver before it begins, and gives up the ranges that the driver names.
     """
 
     def __init__(
@@ -380,7 +384,7 @@ def _passed_over(
 ) -> list[QueueAck]:
     """Return acks of the tickets' closed ranges that the task has not begun and need not give up.
 
-    ``is_held_back``: the task could not ask its driver, and must not begin any.
+    ``is_held_back``: the task could not ask its driver, and must not begin any range.
     """
     passed_over = frozenset[MessageQueue]() if instructions is None else instructions.not_begun()
     now_s = SystemClock().now_s()
