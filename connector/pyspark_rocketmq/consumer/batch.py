@@ -92,10 +92,11 @@ class BatchRunner:
     ) -> None:
         """Prepare to run batches.
 
-        With ``engine``, a batch has the source's ranges, and the engine consumes them. Without it, a batch
-        already has the rows to write, and acks. ``before_batch`` is called at the beginning of each batch.
-        ``keeps_others``: if the commit of one queue is refused, still commit the other queues of the same
-        part of a task's result, if the sink can separate their rows. Otherwise such a part is dropped whole.
+        With ``engine``, a batch has the source's ranges, and the engine consumes them. Without an engine, a
+        batch already has the rows to write, and acks. ``before_batch`` is called at the beginning of each
+        batch. ``keeps_others``: if the commit of one queue is refused, still commit the other queues of the
+        same part of a task's result, if the sink can separate their rows. Otherwise such a part is dropped
+        whole.
         """
         self._before_batch = before_batch
         self._group = consumer_group
@@ -103,7 +104,7 @@ class BatchRunner:
         self._engine = engine
         self._hub = hub
         self._committed: dict[MessageQueue, QueueCommit] = {}
-        """Newest commit of each queue in this batch."""
+        """Newest stored offset of each queue in this batch."""
         self._parts = PartCommitter(
             consumer_group=consumer_group,
             store=store,
@@ -142,9 +143,9 @@ class BatchRunner:
             self._hub.over(end.plan, lambda: self._parts.await_shown(committed))
 
     def _run(self, batch: DataFrame, under_commit: BatchUnderCommit) -> BatchEnd:
-        """Evaluate the batch; return the results that are still to be committed.
+        """Run the batch's job; return the results that are still to be committed.
 
-        Parts of the results that tasks hand over meanwhile are committed by another thread, before this
+        Another thread commits the parts that tasks hand over while the job runs. It has finished when this
         method returns.
         """
         self._committed = {}

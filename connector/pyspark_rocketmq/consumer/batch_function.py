@@ -70,12 +70,15 @@ class CommitterParts:
     engine: Engine | None
     listeners: tuple[BatchListener, ...]
     is_mirrored: bool
+    """Whether committed offsets are also sent to the brokers."""
     tries_for_ever: bool
+    """Whether a message that always fails is never given up."""
     drains: bool
+    """Whether the query ends by itself once everything is consumed (trigger ``availableNow``)."""
     commit_interval_s: float | None = None
     """Shortest time between two commits of a batch, in seconds.
 
-    None: commits are made only at its end, and for queues that are given up.
+    None: commits are made only at the batch's end, and for queues that are given up.
     """
 
     def opened_store(self) -> OffsetStore:
@@ -87,8 +90,8 @@ class CommitterParts:
     ) -> BatchRunner:
         """Return the ``BatchRunner``, which Spark is to call for each micro-batch.
 
-        If offsets are copied to the brokers, the copying also follows the events of ``hub``: queues leave,
-        the query ends.
+        ``query_id`` returns the query's id. ``hub`` is None if tasks do not connect to the driver. If offsets
+        are copied to the brokers, the hub also triggers copying: when queues leave, and when the query ends.
         """
         options, name = self.options, offset_key(self.options)
         is_shown = self.is_mirrored and not is_at_brokers(store)
@@ -173,8 +176,8 @@ class ServerFunction:
         """Evaluate a batch and commit it, with a ``BatchRunner`` that the first call makes.
 
         Raises:
-            RocketMQError: If the session has no active query of this name, or for the reasons of
-                ``BatchRunner``.
+            RocketMQError: If the session has no active query of this name, or for the reasons that
+                ``BatchRunner.__call__`` names.
         """
         if self._committer is None:
             self._committer = self._made(batch.sparkSession)
@@ -267,10 +270,10 @@ def check_server_has(spark: SparkSession, places: Mapping[str, str]) -> None:
 
 
 def _host_without(spark: SparkSession, folder: Path) -> str | None:
-    """Return a host that does not see a new file in ``folder``; None if there is none.
+    """Return a host that does not see a new file in ``folder``; None if each host that was asked sees it.
 
-    Only hosts on which one of a few tasks happens to run are asked. If this machine lacks the folder, it is
-    created here.
+    Only hosts on which one of a few tasks happens to run are asked. If this machine lacks the folder, the
+    folder is created here.
     """
     marker = folder / f"_rocketmq_{uuid.uuid4()}"
     folder.mkdir(parents=True, exist_ok=True)

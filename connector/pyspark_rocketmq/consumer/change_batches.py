@@ -1,8 +1,8 @@
-"""Makes a record batch of the changes of many messages, instead of a row for each change.
+"""Makes one record batch of the changes in many messages, which is faster than a row for each change.
 
-It has exactly the rows that :class:`~pyspark_rocketmq.consumer.change_listener.ChangeListener` emits for the
-messages one by one. If changes have anything unusual, there is no batch, and the listener takes the messages
-one by one.
+The batch has exactly the rows that :class:`~pyspark_rocketmq.consumer.change_listener.ChangeListener` emits
+for the messages one by one. If changes have anything unusual, such as a value that does not fit its column,
+no batch is made, and the listener takes the messages one by one.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from pyspark_rocketmq.sinks.change_table.new_columns import name_problem
 from pyspark_rocketmq.sinks.change_table.versions import MOMENT, TIME
 
 _UNUSUAL: Final = (*MALFORMED, OffsetError, SchemaError, TypeError, pa.ArrowException)
-"""Errors of a value that the listener has to look at."""
+"""Errors that show that a change is unusual, so that the listener has to take the messages one by one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,18 +39,20 @@ class ChangeBatches:
     rows: RowColumns
     """Columns of the batches."""
     fits: FittedColumns
+    """Columns of the table, with the conversion of values to their types."""
     keys: Sequence[str]
     """Key columns of the table."""
     by_queue: bool
-    """Whether only the queue gives an order."""
+    """Whether changes are ordered only by their places in the queue, not by the source's log."""
     ignores_deletes: bool
+    """Whether deletes in the source are not applied to the table."""
     schema_changes: str
     """Treatment of columns that the table did not have when the query started: see ``ChangeTable``."""
 
     def batch(self, changes: ChangeColumns, messages: Sequence[MessageExt]) -> pa.RecordBatch | None:
-        """Return the rows of ``changes``, which are those of ``messages``, with their queue offsets.
+        """Return the rows of ``changes``, which were read from ``messages``, with their queue offsets.
 
-        None if the messages have to be taken one by one.
+        Return None if the messages have to be taken one by one.
         """
         new = set() if self.schema_changes == "ignore" else changes.columns.keys() - self.fits.columns.keys()
         try:
@@ -111,7 +113,7 @@ class ChangeBatches:
 
 
 def _carried(changes: ChangeColumns, values: Mapping[str, Sequence[Any]]) -> list[str | None]:
-    """Return the values of columns that the table lacks as a text for each change; None for deletes.
+    """Return, for each change, a text with the values of the columns that the table lacks; None for deletes.
 
     Raises:
         ValueError: If the text cannot hold a value.

@@ -82,7 +82,7 @@ class ChangeListener:
 
         Raises:
             SchemaError: If the columns of the sink's table are unknown, or cannot be emitted.
-            OffsetError: If its storage does not answer.
+            OffsetError: If the table's storage does not answer.
         """
         table = sink.table_columns()
         self.schema = from_arrow_schema(pa.schema(change_columns(table)))
@@ -92,7 +92,7 @@ class ChangeListener:
         self._runs = sink.envelope.runs if type(sink.envelope) is CanalJson else None
         """Reads many messages together; None if the envelope reads only one by one."""
         self.messages_per_call = 1 if self._runs is None else _MESSAGES_PER_CALL
-        """Number of messages of a call from which on larger calls save no time."""
+        """Best number of messages per call: with more, a call saves no further time."""
         self._source_table = sink.source_table
         self._keys = sink.keys
         self._columns: tuple[str, ...] = tuple(table.names)
@@ -146,7 +146,7 @@ class ChangeListener:
     def rows(self, message: MessageExt) -> Iterator[dict[str, Any]]:
         """Yield a row for each change in a message that the sink is to apply or to report as bad.
 
-        There is none for a change of another table, or one that the sink's settings ignore.
+        There is no row for a change of another table, nor for a change that the sink's settings ignore.
         """
         return self._rows_of(message, self._contents(message))
 
@@ -209,10 +209,10 @@ class ChangeListener:
         return {name: values[name] for name in self._floats if _has_nan(values.get(name))}
 
     def _carried(self, change: Change, nan: Mapping[str, Any]) -> str | None:
-        """Return the values that have no column in the row, as one text: new ones and ``nan``.
+        """Return one text with the values that have no column in the row: ``nan``, and those of new columns.
 
-        New values are of columns that the table did not have when the query started. None if there are no
-        values.
+        New columns are those that the table did not have when the query started. Return None if there are no
+        such values.
 
         Raises:
             Unusable: If the text cannot hold a value, a name is impossible, or new columns end the query.
@@ -264,7 +264,7 @@ class ChangeListener:
         """Return the values of the key's columns as the change has them.
 
         Raises:
-            Unusable: If one is missing.
+            Unusable: If a value is missing.
         """
         key = {name: self._key_value(change, name) for name in self._keys}
         missing = [name for name, value in key.items() if value is None]
@@ -307,7 +307,7 @@ class ChangeListener:
         """Return the columns whose values an update leaves out, and which the table lacked at the start.
 
         The sink adds these columns to the table, because the row must note that their values are missing.
-        There are none if ``schema_changes`` is ``ignore``.
+        The result is empty if ``schema_changes`` is ``ignore``.
         """
         if self._schema_changes == "ignore":
             return []

@@ -54,8 +54,8 @@ def exact_json(body: Column, schema: StructType, options: Mapping[str, str]) -> 
     The result is null unless each column has exactly the value that the body has, with two exceptions.
     Floating-point numbers are rounded to their column. Decimals are rounded, before they are compared, to the
     scale of the wider type into which they are parsed: 30 digits behind the point for ``DECIMAL(10, 2)``, and
-    for a decimal of 38 digits its own scale. Such rounding cannot be detected: if Spark parses
-    a number into a string, the string has only a double's digits.
+    for a decimal of 38 digits its own scale. Such rounding cannot be detected: if Spark parses a number into
+    a string, the string has only a double's digits.
     """
     schema = StructType(_nullable_fields(schema))
     text = body.cast("string")
@@ -149,8 +149,8 @@ def _checks(value: Column, kind: DataType, is_infinity_sent: Column) -> Column |
     """Return the condition that ``value``, parsed into the wider type, is the one sent and fits ``kind``.
 
     A null fits. Return None for types that need no check, and for decimals of 38 digits, which have no wider
-    type. ``is_infinity_sent``: whether a value that was parsed as infinite may be so in the text; otherwise
-    the text has a number that is too large.
+    type. ``is_infinity_sent``: whether a value that was parsed as infinite was infinite in the text, too;
+    otherwise the text has a number that is too large.
     """
     match kind:
         case DecimalType() if kind.precision < _MOST_DIGITS:

@@ -53,7 +53,8 @@ class FailureSummary:
     def add(self, report: BatchReport) -> str | None:
         """Take the report of a commit; return the summary to log now.
 
-        None if no delivery has failed since the last summary, or if less than 60 s have passed since then.
+        Return None if no delivery has failed since the last summary, or if the last summary is less than 60 s
+        old.
         """
         now_s = self._clock.now_s()
         for ack in report.acks:
@@ -110,14 +111,14 @@ class FailureSummary:
 
 
 class RefusedLetters:
-    """A batch listener that passes to a function the reason why no broker accepts a failed message.
+    """A batch listener that passes on the reason why no broker accepts a failed message.
 
-    An orderly listener's message is to become a dead letter; a concurrent listener's is to be sent back,
-    usually to be delivered again. Its queue waits meanwhile.
+    With an orderly listener such a message is to become a dead letter. With a concurrent listener it is to be
+    sent back, usually to be delivered again. The message's queue waits until a broker accepts the message.
     """
 
     def __init__(self, report: Callable[[str], None]) -> None:
-        """Call ``report`` later with a sentence, or with "" once no message is refused any more."""
+        """Take the function to call with the reason, a sentence; "" means that no message is refused now."""
         self._report = report
         self._refused: dict[MessageQueue, str] = {}
 

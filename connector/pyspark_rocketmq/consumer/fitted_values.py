@@ -27,7 +27,7 @@ class FittedColumns:
     def __init__(self, names: Iterable[str], output: OutputColumns) -> None:
         """Take the names of the table's columns; ``output`` has the columns of the rows of changes."""
         self.columns: Mapping[str, str] = {name: value_column(name) for name in names}
-        """Columns of the rows that have the values of the table's columns, by the names of these."""
+        """Names of the columns in the rows of changes, by the names of the table's columns."""
         self.types: Mapping[str, st.DataType] = {
             name: output.fields[column].dataType for name, column in self.columns.items()
         }
@@ -39,7 +39,7 @@ class FittedColumns:
             else output.is_plainly[column]
             for name, column in self.columns.items()
         }
-        """Quick check whether a value needs no conversion, by the name of the table's column."""
+        """Quick checks, by names of the table's columns, whether a value needs no conversion."""
         self._output = output
 
     def fitted(self, name: str, value: Any) -> Any:
@@ -75,10 +75,11 @@ class FittedColumns:
     def array_of_texts(self, name: str, texts: Sequence[str | None]) -> pa.Array | None:
         """Convert plain texts of values to an array of the table's column ``name``, in one step.
 
-        None if they do not fit, or if one of them is not the text that Arrow itself writes for the value.
+        Return None if a text does not fit the column, or is not the text that Arrow itself writes for the
+        value.
 
         Raises:
-            pa.ArrowException, ValueError: If one is no text, or UTF-8 cannot hold it.
+            pa.ArrowException, ValueError: If an item is no text, or UTF-8 cannot hold it.
         """
         given = pa.array(texts, pa.string())
         wanted = self._output.rows.schema.field(self.columns[name]).type

@@ -59,7 +59,7 @@ def has_fields_once(text: Column, schema: StructType, options: Mapping[str, str]
 def has_whole_times(text: Column, schema: StructType, options: Mapping[str, str]) -> Column:
     """Return the condition that times have at most microseconds, and nothing follows a date.
 
-    Without it, ``from_json`` would drop the further digits, or the time of day. With option ``dateFormat``
+    If it is not met, ``from_json`` drops the further digits, or the time of day. With option ``dateFormat``
     dates are not checked here, because Spark is then strict about them.
     """
     finer: dict[type[DataType], str] = dict.fromkeys((TimestampType, TimestampNTZType), _TOO_FINE)

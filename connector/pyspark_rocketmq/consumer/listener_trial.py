@@ -61,7 +61,8 @@ def run_listener(
         consume_message_batch_max_size: Maximum number of messages per call.
         max_reconsume_times: How often a message that fails is delivered again before it is a dead letter; -1
             means no limit.
-        max_suspensions: Maximum number of suspensions after which the run goes on; the next one ends it.
+        max_suspensions: Maximum number of suspensions after which the listener is called again; the next
+            suspension ends the run.
 
     Raises:
         OptionError: If the listener has no form that ``register_message_listener`` takes.

@@ -40,11 +40,11 @@ class MessageColumns:
     names: tuple[str, ...] = DEFAULT_MESSAGE_COLUMNS
     body_type: BodyType = BodyType.BINARY
     bad_record_column: str = "badRecord"
-    """Name of the column with the bodies that are not UTF-8; there is one only if :attr:`is_text`."""
+    """Name of the column with the bodies that are not UTF-8; the column exists only if :attr:`is_text`."""
 
     @property
     def needed(self) -> tuple[str, ...]:
-        """Columns to read from the source, in its order: the table's, and those that the engine needs."""
+        """Columns to read, in the source's order: those of the table, and those that the engine needs."""
         return tuple(name for name in MESSAGE_COLUMNS if name in {*_ALWAYS_READ, *self.names})
 
     @property
@@ -113,7 +113,10 @@ def _names_in_use(names: Sequence[str]) -> set[str]:
 
 
 def texts_of(bodies: pa.Array) -> tuple[pa.Array, pa.Array]:
-    """Return two columns: bodies that are UTF-8, as strings, and the others, as bytes; null elsewhere."""
+    """Return ``bodies`` as two columns: strings, for bodies that are UTF-8, and bytes, for all others.
+
+    Each body is in one of the columns, and the other one has null there.
+    """
     try:
         return bodies.cast(pa.string()), pa.nulls(len(bodies), pa.binary())
     except pa.ArrowInvalid:

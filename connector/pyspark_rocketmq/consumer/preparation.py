@@ -58,7 +58,7 @@ def check_and_prepare(
 ) -> None:
     """Check cluster, tables and offsets before the query starts; create the sink's table if it is missing.
 
-    An offset store that has lost queues of the group gets their progress in the sink (its watermarks).
+    If the offset store has lost queues of the group, it gets their offsets again from the sink's watermarks.
 
     Args:
         spark: The session that runs the query.
@@ -158,9 +158,9 @@ def table_places(sink: Sink | None, store: OffsetStore) -> dict[str, str]:
 
 
 def _brokers_of(topic: str, key: str, store: OffsetStore) -> set[str]:
-    """Return the brokers that the offset store's rows of a group and topic name.
+    """Return the brokers of a topic's queues that the offset store knows for a group.
 
-    A store that is missing is not created.
+    The result is empty if the group has no rows there. A store that is missing is not created.
     """
     rows = store.read(key) if key in store.groups() else {}
     return {queue.broker_name for queue in rows if queue.topic == topic}

@@ -421,7 +421,7 @@ class PushConsumer:
         return query
 
     def _keep(self, hub: DriverControl, query: StreamingQuery, spark: SparkSession) -> None:
-        """Keep the hub for :meth:`stop` until it has ended, soon after its query."""
+        """Keep the hub for :meth:`stop` until the hub has ended, which it does soon after its query."""
         run_id = str(query.runId)
 
         def stop() -> None:
@@ -631,9 +631,9 @@ class PushConsumer:
             return None
 
     def _listen_for(self, sink: object) -> list[str]:
-        """Register the listener of a sink that takes changes of databases; return what prevents it.
+        """Register the listener of a sink that takes changes of databases; return problems that prevent it.
 
-        The list is empty if nothing prevents it, and for other sinks, for which nothing is registered.
+        For any other sink nothing is registered, and the result is empty.
         """
         given = sink if isinstance(sink, Sequence) else (sink,)
         takes = [
@@ -794,5 +794,6 @@ def _await_query_id(query_id: Future[str]) -> str:
         return query_id.result(_QUERY_ID_TIMEOUT_S)
     except TimeoutError:
         raise RocketMQError(
-            f"The query did not report its id within {_QUERY_ID_TIMEOUT_S:g} s of its start."
+            f"The query did not report its id within {_QUERY_ID_TIMEOUT_S:g} s of its start. Look in the "
+            "driver's log for what held up its start, and start it again."
         ) from None

@@ -126,10 +126,12 @@ def _kind_problem(name: str, value: object) -> str | None:
 
 
 def member_of(name: str, value: object, members: type[EnumT]) -> EnumT:
-    """Return the member that ``value`` is or names.
+    """Return the member of an enumeration that ``value`` is or names.
+
+    ``name`` is the argument's name, for the error.
 
     Raises:
-        OptionError: If there is none.
+        OptionError: If there is no such member.
     """
     if isinstance(value, str) and value in tuple(members):
         return members(value)
@@ -342,8 +344,8 @@ class ConsumerSettings:
     ) -> dict[str, str]:
         """Return the options of ``format("rocketmq")``.
 
-        ``subscriptions`` contains tags, or ``{"sql": condition}``, by topic. ``problems`` that were found
-        before, such as those of listener and hooks, are reported together with those of the settings.
+        ``subscriptions`` contains tags, or ``{"sql": condition}``, by topic. ``problems`` are those found
+        before, for example of listener and hooks; they are reported together with those of the settings.
 
         Raises:
             OptionError: With all problems, if there are any.
@@ -404,7 +406,10 @@ class ConsumerSettings:
         return self.gives_up(orderly=orderly) and not is_dropped
 
     def commit_interval_s(self, *, in_real_time: bool) -> float | None:
-        """Return the shortest time between two commits of a batch, in seconds; None: only its end commits."""
+        """Return the shortest time between two commits of a batch, in seconds.
+
+        None means that a batch is committed only at its end.
+        """
         text = self.own.commit_interval
         if text is None:
             return _REAL_TIME_COMMIT_INTERVAL_S if in_real_time else None

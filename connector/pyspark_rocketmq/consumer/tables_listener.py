@@ -47,7 +47,7 @@ from pyspark_rocketmq.sinks.change_table.versions import TIME
 
 
 class TablesListener:
-    """Emits a row for each change that one of its sink's tables is to have or that is unusable; picklable."""
+    """Emits a row for each change that a table of its sink is to get, or that cannot be used; picklable."""
 
     def __init__(self, sink: RoutesChanges) -> None:
         """Take the settings of ``sink``."""
@@ -62,7 +62,7 @@ class TablesListener:
         self._ends_at_statements = schema_changes in ("evolve", "exception")
         self._keeps_columns = schema_changes in KEEPING_COLUMNS
         self._problems: dict[tuple[Any, ...], str | None] = {}
-        """For each table and set of columns seen so far: the problem of their names, None without one."""
+        """Problem of the columns' names, for each table and set of columns seen so far; None without one."""
 
     def consume_message(
         self, messages: Sequence[MessageExt], context: DeliveryContext
@@ -74,7 +74,7 @@ class TablesListener:
         return ConsumeOrderlyStatus.SUCCESS
 
     def rows(self, message: MessageExt) -> Iterator[dict[str, Any]]:
-        """Yield a row for each change of a message that a table is to have, or that cannot be used."""
+        """Yield a row for each change in a message that a table is to get, or that cannot be used."""
         given = ChangeMessage(message.body, message.keys or "", message.properties)
         for number, decoded in enumerate(self._envelope.decode(given)):
             if not isinstance(decoded, Change | BadChange | SchemaChange):
