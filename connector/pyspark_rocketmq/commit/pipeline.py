@@ -67,8 +67,8 @@ _SHOWN_WITHIN_S: Final = 2.0
 class BatchReport:
     """Results of one commit of a micro-batch, given to batch listeners after the commit.
 
-    A commit may only store offsets whose rows an earlier commit wrote. It then has no acks, and is reported
-    only if the offset store refused some of these offsets.
+    Some commits add no rows: they store offsets whose rows an earlier commit has added. The report of such a
+    commit has no acks, and is made only if the offset store has refused some of the offsets.
     """
 
     query_id: str
@@ -250,7 +250,7 @@ class PartCommitter:
         """Id of the newest group, and by queue the statistics that count it already."""
 
     def begin(self, query_id: str, batch_id: int) -> BatchUnderCommit:
-        """Begin a batch before its job: read the offset rows, begin the sink's batch, and compare the two.
+        """Begin a batch before its job: read the offset rows, begin the sink's batch, and compare them.
 
         Raises:
             SinkSetBack: If the sink lacks rows of messages below the offsets, or is another table now. This
@@ -288,8 +288,8 @@ class PartCommitter:
         """Commit a group's parts, except those with a queue that was claimed, reset or refused meanwhile.
 
         If ``keeps_others`` applies (see the constructor), such a part loses only the rows of that queue.
-        A group that failed may be committed again, also without some of its queues. If its data is already
-        committed, only its offsets are stored.
+        After an error the same group may be committed again, also without some of its queues. If its data is
+        already committed, only its offsets are stored.
 
         Args:
             group: The parts.
@@ -584,7 +584,7 @@ class PartCommitter:
             )
 
     def _moved(self, acks: Sequence[QueueAck]) -> frozenset[MessageQueue]:
-        """Return those queues of ``acks`` that were claimed or reset since the batch was planned."""
+        """Return the queues of ``acks`` that were claimed or reset since the batch was planned."""
         rows = self._store.read(self._group)
         return frozenset(
             ack.queue for ack in acks if ack.queue not in rows or rows[ack.queue].epoch != ack.state.epoch

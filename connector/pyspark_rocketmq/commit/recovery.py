@@ -212,8 +212,8 @@ def note_sink_ahead(store: OffsetStore, sink: Sink, consumer_group: str) -> None
     have lost these messages since, and other messages may have their offsets. The next member that claims a
     queue has them checked.
 
-    A running query's sink is ahead, too, for some seconds in real time. It must still be able to commit, so
-    this does not raise epochs, except where the sink has a later generation of the queue.
+    In real time the sink of a query that still runs is also ahead, for some seconds. That query must still be
+    able to commit, so this does not raise epochs, except where the sink has a later generation of the queue.
 
     Raises:
         OffsetError: If the sink's log cannot be read.

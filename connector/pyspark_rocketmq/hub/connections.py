@@ -346,7 +346,7 @@ class Reconnecting:
 
     @property
     def next_tick_s(self) -> float:
-        """Time at which :meth:`tries` or :meth:`is_over` may return something else."""
+        """Monotonic time at which the result of :meth:`tries` or :meth:`is_over` may change."""
         return self._until_s if self._next_s is None else min(self._next_s, self._until_s)
 
     def is_over(self, now_s: float) -> bool:

@@ -46,7 +46,8 @@ class Committed(NamedTuple):
     """Outcome of a commit that has not failed."""
 
     refused: Queues = frozenset()
-    """Queues that the sink or the offset store has refused: nothing of them was committed."""
+    """Queues of which not everything was committed, for example because the sink or the offset store has
+    refused them; see ``GroupResult.refused``."""
     took_s: float = 0.0
     """How long it took to store the offsets, in seconds; 0 if they were not stored."""
 

@@ -367,10 +367,11 @@ class QueueStands:
 
 @dataclass(frozen=True, slots=True)
 class ResetFound:
-    """An operator has reset the group's offset of a queue; the planner is to follow that in its next plan.
+    """Report that an operator has reset a queue's offset of the group; the planner's next plan begins there.
 
-    A broker has reported it to a pull, and no range's end has it: for example because the pull's batch was
-    over by then. The driver passes the message on to the planner.
+    A broker reports a reset once, in the answer to a pull. This message is sent if the answer came too late
+    for the end of the pull's range, for example because the batch was over. The driver passes it on to the
+    planner.
     """
 
     kind: ClassVar[str] = "reset"

@@ -521,13 +521,13 @@ class HubState:
         return self._carry_out(self._cuts.moved(moved - free, now_s), now_s) + self._give_up(now_s)
 
     def stop(self, now_s: float) -> list[Action]:
-        """End the tasks after their running calls, since the query ends; no task may begin any more."""
+        """Note that the query ends: end the tasks after their running calls, and let no other task begin."""
         self.is_stopping = True
         return self._stop_tasks(now_s)
 
     @property
     def is_watched(self) -> bool:
-        """Whether tasks have begun with queues, so that stored epochs are to be compared with theirs."""
+        """Whether tasks have begun with queues, so that the store must be read for newer epochs of them."""
         return bool(self._owner)
 
     # --- tasks ----------------------------------------------------------------------------------------------
@@ -610,7 +610,7 @@ class HubState:
         """Note that a task has a newer connection, and return the actions of ``Cuts``.
 
         The first action is the answer to the task, which may stop it. ``in_doubt`` has the ids of parts that
-        the task has sent, and of which it has no answer.
+        the task has sent, and that the driver has not confirmed to it.
         """
         task_id = task.start.task
         task.peer, task.connection, task.lost_s = peer, connection, inf
@@ -878,8 +878,8 @@ class HubState:
     def _give_up(self, now_s: float) -> list[Action]:
         """Begin to give up each queue that is to be given up, or was claimed or reset.
 
-        Free such a queue if no task has begun it. If its task has ended, take its results from the copy of
-        the task's last part. If its task runs, instruct the task.
+        Free such a queue if no task has begun it. If its task has ended, take the queue's results from the
+        copy of the task's last part, unless they may not be committed. If its task runs, instruct the task.
         """
         actions: list[Action] = []
         for queue in sorted((self._leaving | self._moved) - self._settled):

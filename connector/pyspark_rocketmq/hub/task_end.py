@@ -266,9 +266,9 @@ class TaskControl(RangeInstructions):
         return Fate.HANDED_OVER if queue in self._given_up else Fate.KEPT
 
     def kept(self, queues: Collection[MessageQueue]) -> bool:
-        """Note that the task's result contains the ranges of these queues.
+        """Note that the task's result contains the results of these queues' ranges.
 
-        Return whether to send the result to the driver now, because one of the queues is given up.
+        Return whether to send it to the driver now, because one of the queues is given up.
         """
         self._kept.update(queues)
         return any(self.fate(queue) is Fate.HANDED_OVER for queue in queues)
@@ -394,7 +394,11 @@ class TaskControl(RangeInstructions):
             self._send_now(QueuesReleased(self.id, frozenset({queue})))
 
     def stands(self, queue: MessageQueue, reason: str, *, is_reset: bool = False) -> None:
-        """Report that an open range cannot go on: only another plan can continue its queue."""
+        """Report that an open range cannot go on: only another plan can continue its queue.
+
+        ``reason``: the cause in words, for the log. ``is_reset``: whether an operator has reset the queue;
+        the driver then ends the batch without delay.
+        """
         with self._guard:
             message = self._stands[queue] = QueueStands(self.id, queue, is_reset, reason)
             self._send_now(message)
@@ -807,7 +811,7 @@ def ask_driver(
     Args:
         terms: Address and rules of the batch.
         partition: The task's number; the same for all its attempts.
-        places: Epoch and first offset of its ranges, by queue.
+        places: Epoch and first offset of the task's ranges, by queue.
         attempt: Number of the attempt, from 0.
         tasks: Number of tasks of the batch.
         open_for_s: Length of the batch in seconds if its ranges are open; None for closed ranges.
@@ -823,10 +827,10 @@ def ask_driver(
 
 
 def report_reset(terms: ControlEndpoint, queue: MessageQueue, target: int) -> None:
-    """Report to the driver an operator's reset that no range's end has, so that the planner follows it.
+    """Report to the driver an operator's reset of ``queue`` to ``target``, so that the planner follows it.
 
-    The task that pulled may have ended. This may wait for ten seconds, and then logs that the driver could
-    not be reached.
+    This is for a reset that a broker has reported too late for the end of a range: the task that read the
+    range may have ended. If the driver cannot be reached, this waits for ten seconds, and then logs it.
     """
     connection = _surely_connected(terms)
     if connection is not None:

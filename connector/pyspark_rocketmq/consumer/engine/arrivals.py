@@ -55,12 +55,12 @@ class Source(Protocol):
 
     @property
     def is_open(self) -> bool:
-        """True: all ranges are open (without a planned end). False: all ranges are closed."""
+        """Whether all ranges are open (without a planned end); otherwise all of them are closed."""
         ...
 
     @property
     def thresholds(self) -> PullThresholds:
-        """How many messages of each open range's queue may wait for a COMMIT."""
+        """Limits of the messages of each open range's queue that wait for a COMMIT: number and size."""
         ...
 
     def arrivals(self) -> Generator[Sequence[Arrival]]:

@@ -185,7 +185,7 @@ class ConcurrentRun(RangeRun):
 
         Raises:
             ListenerError: If the listener raised something that is not an ``Exception``, such as SystemExit.
-            SchemaError: If it emitted a row that breaks the output schema.
+            SchemaError: If the listener emitted a row that breaks the output schema.
             RocketMQError: If there is no space for the rows.
         """
         self._pool.join(self)
@@ -626,7 +626,7 @@ class ConcurrentEngine:
 
         Args:
             listener: The listener; calls of an ``async def`` share the process's event loop.
-            schema: Columns of the rows it emits.
+            schema: Columns of the rows that the listener emits.
             settings: The consumer's settings.
             send_back: Settings for sending failed messages back.
             hooks: Called before and after each call of the listener, in the same process.
@@ -711,7 +711,7 @@ class ConcurrentEngine:
 def _put_off(one: PooledRange, listener: FailedListener) -> QueueAck:
     """Return the ack that suspends a range whose listener could not be opened.
 
-    The range's messages do not count as failed: otherwise the whole backlog would be sent back or, in
+    The range's messages are not treated as failed: otherwise the whole backlog would be sent back or, in
     broadcasting, dropped.
     """
     planned = one.planned

@@ -200,7 +200,7 @@ class OrderlyTask:
             report_end(self._instructions, end)
 
     def _offer_arrived(self, arrivals: Sequence[Arrival], now_s: float) -> None:
-        """Let one more worker join each queue of ``arrivals`` that is busy or suspended."""
+        """Let one more worker deliver each queue of ``arrivals`` that has workers already or is suspended."""
         for arrival in arrivals:
             one = self._begun.get(arrival.queue)
             # The first worker of a range makes its run.
@@ -283,7 +283,7 @@ class OrderlyTask:
     def _next_turn(self, worker: _Worker, *, gives_out: bool = False) -> Turn[MessageQueue] | None:
         """Wait for something to do; return None when the task is over.
 
-        With ``gives_out``, for the task's own thread, None also when there is a result to yield.
+        With ``gives_out``, for the task's own thread, return None also when there is a result to yield.
         """
         with self._changed:
             while not self._is_over and not (gives_out and self._done):

@@ -382,7 +382,7 @@ class KeyedRangeConsumer(RangeConsumer):
 
 
 def _by_offset(emitted: Iterable[Emitted], file: SpillFile) -> dict[int, list[Emitted]]:
-    """Return rows by queue offset, in their order; rows that were in the file are written there again."""
+    """Return rows by queue offset, each list in its order; rows from the file are written there again."""
     found: dict[int, list[Emitted]] = defaultdict(list)
     for rows in emitted:
         if isinstance(rows, tuple):
@@ -398,7 +398,7 @@ def _by_offset(emitted: Iterable[Emitted], file: SpillFile) -> dict[int, list[Em
 
 
 def _slices(rows: pa.RecordBatch) -> Iterator[tuple[int, pa.RecordBatch]]:
-    """Yield each queue offset, ascending, with its rows in their order."""
+    """Yield each queue offset in ``rows``, ascending, with the rows of this offset in their order."""
     offsets = rows.column(0).to_numpy()
     # Do not use Arrow's sort: it is not stable.
     order = np.argsort(offsets, kind="stable")

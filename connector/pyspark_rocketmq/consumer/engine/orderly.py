@@ -89,7 +89,9 @@ class RangeTurn(Protocol):
     ends_turn: bool
     """Whether this turn ends with the running delivery; set by another thread."""
     call_began_s: float
+    """Monotonic time at which the newest call of the listener began."""
     answered_s: float
+    """Monotonic time at which the newest call of the listener ended."""
 
     def consume(self, for_s: float = inf) -> object:
         """Deliver until nothing is left for this worker, ``for_s`` seconds are over, or ``ends_turn`` is set.
@@ -458,8 +460,8 @@ class RangeConsumer:
         """Prepare for any number of ranges; ``listener`` has any of the forms of ``listeners.forms``.
 
         Raises:
-            OptionError: If the listener has none of these forms, or the settings limit the reconsumptions and
-                ``send_back``, which sends messages that reach the limit, is missing.
+            OptionError: If the listener has none of these forms. Also if ``max_reconsume_times`` is set and
+                ``send_back`` is missing, which sends the messages that reach this limit.
         """
         self._listener = form_of(listener)
         self._hooks = hooks or NO_HOOKS

@@ -104,9 +104,9 @@ def spark_problem() -> str | None:
 
 
 def places(spark: SparkSession, checkpoint: str) -> dict[str, str]:
-    """Return the folders where this engine's tasks write, by the names that errors use: the checkpoint.
+    """Return the folders where this engine's tasks write, by the names that errors use.
 
-    Spark's tasks keep state in the checkpoint; without state only the driver writes there.
+    It is only the checkpoint: Spark's tasks keep state there. Without state only the driver writes there.
     """
     return {"checkpoint": qualified(spark, checkpoint)}
 
@@ -254,7 +254,7 @@ def _gather(queue: MessageQueue, chunks: Iterable[pd.DataFrame]) -> Arrival:
 
 
 def _cut(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
-    """Cut ``batch`` after each marker row, so that only the last row of a piece can be one."""
+    """Cut ``batch`` after each marker row, so that only the last row of a piece can be a marker row."""
     marked = np.flatnonzero(batch.column(KIND).is_valid().to_numpy(zero_copy_only=False))
     for start, stop in pairwise((0, *(marked + 1).tolist(), batch.num_rows)):
         if start < stop:
@@ -265,9 +265,9 @@ def check_complete(end: RangeEnd, offsets: npt.NDArray[np.int64]) -> None:
     """Check that a range whose rows have crossed Spark is complete.
 
     Args:
-        end: Content of its marker row.
-        offsets: Its messages' queue offsets in the order in which they are to be delivered, and after them
-            the marker row's.
+        end: End of the range, from its marker row.
+        offsets: Queue offsets of the range's messages in the order in which they are to be delivered, and
+            after them the offset of the marker row.
 
     Raises:
         RocketMQError: If messages were lost, doubled or changed places.
@@ -332,7 +332,7 @@ class _Gathering:
         self._offsets: list[npt.NDArray[np.int64]] = []
 
     def add(self, rows: pa.RecordBatch) -> RangeEnd | None:
-        """Add rows, of which only the last may be a marker; return the range's end if it is one."""
+        """Add rows, of which only the last may be a marker row; return the range's end if it is one."""
         for name, value in zip(QUEUE_COLUMNS, self.queue, strict=True):
             if not pc.all(pc.equal(rows.column(name), value)).as_py():
                 other = _queue_of(rows.filter(pc.not_equal(rows.column(name), value)))

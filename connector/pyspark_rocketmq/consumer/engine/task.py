@@ -132,8 +132,8 @@ class TaskParts:
     def finish(self, passed_over: Callable[[], Sequence[QueueAck]] = tuple) -> list[Part]:
         """Finish writing, wait until the driver has the parts sent to it, and return all other parts.
 
-        The driver gets these with the job's result. ``passed_over`` returns the acks of ranges that the task
-        has not begun; they are in a part of their own.
+        The driver gets the returned parts with the job's result. ``passed_over`` returns the acks of ranges
+        that the task has not begun; these acks get a part of their own.
 
         Raises:
             RocketMQError: If the driver has not confirmed a part that was handed over.
@@ -345,8 +345,8 @@ def _source_of(
 ) -> Source:
     """Return the source that reads the tickets' ranges, which are either all open or all closed.
 
-    ``columns`` are those of a :class:`ReadsColumns`; None for another engine. ``reset_found`` gets resets
-    that are in no range's end.
+    ``columns`` are those of a :class:`ReadsColumns`; None for another engine. ``reset_found`` gets the resets
+    that a broker has reported too late for the end of a range.
     """
     if not any(ticket.open_for_s for ticket in tickets):
         return ClosedSource(_read(tickets, instructions, columns, reset_found))
