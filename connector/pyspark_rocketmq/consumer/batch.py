@@ -34,7 +34,7 @@ logger = logging.getLogger(__name__)
 
 
 class Job(NamedTuple):
-    """Result of one evaluation of a micro-batch."""
+    """Result of the Spark job that has evaluated a micro-batch."""
 
     parts: Sequence[Part]
     """The tasks' results, in parts, except those that tasks handed over while the job ran. If the driver has

@@ -134,8 +134,8 @@ def driver_control(
 ) -> DriverControl:
     """Start the server to which a query's planner and tasks connect; see ``DriverControl``.
 
-    ``has_sink``: the query has a sink, whose watermarks show how far its rows go. If there is also a
-    ``commit_interval_s``, a store with epochs may get the offsets some time after the rows.
+    ``has_sink``: the query has a sink, whose watermarks show how far its rows go. With a sink and a
+    ``commit_interval_s``, offsets may be stored some time after the rows, if the store has epochs.
 
     Raises:
         OSError: If the server cannot listen at ``bind_host``, or cannot encrypt its connections as it must.

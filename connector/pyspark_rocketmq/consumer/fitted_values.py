@@ -130,7 +130,7 @@ def _from_text(text: str, type_: st.DataType) -> Any:
 
 
 def _has_zones_of(type_: st.DataType, value: Any) -> bool:
-    """Return whether times in ``value`` have a zone exactly if those of the type have one."""
+    """Return whether times in ``value`` have a zone if the type's times have one, and none otherwise."""
     match type_, value:
         case ((st.TimestampType() | st.TimestampNTZType()), datetime()):
             return (value.tzinfo is not None) == isinstance(type_, st.TimestampType)

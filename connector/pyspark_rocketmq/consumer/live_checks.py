@@ -166,7 +166,7 @@ def check_live(
 
 
 class FreeSlots:
-    """Function that returns how many task slots the session has now, without some that are left free."""
+    """Function that returns how many task slots the session has now, less some slots to leave free."""
 
     def __init__(self, spark: SparkSession, left: int) -> None:
         self._spark = spark

@@ -77,7 +77,7 @@ class MessageColumns:
         return pa.RecordBatch.from_arrays(list(columns.values()), schema=self.row_columns.schema)
 
     def problems(self) -> list[str]:
-        """Return the reasons why no table can have these columns; empty if one can."""
+        """Return the reasons why a table cannot have these columns; empty if it can."""
         known = [name for name in MESSAGE_COLUMNS if name not in POSITION_COLUMNS]
         problems = []
         unknown = [name for name in self.names if name not in known]

@@ -114,7 +114,7 @@ class _StartRequest(NamedTuple):
 
     @property
     def drains(self) -> bool:
-        """Whether the query ends after the messages present now."""
+        """Whether the query ends once all present messages are consumed (``availableNow``)."""
         return "availableNow" in self.trigger
 
     @property
@@ -130,14 +130,15 @@ class PushConsumer:
         consumer_group: The group, in RocketMQ's sense.
         name_servers: ``host:port``, several separated by ``;``.
         offset_store: Where the group's offsets are kept: a store, or a value of option ``offsetStore``.
-        message_model: A member or its name. CLUSTERING shares the queues among the group's members;
-            BROADCASTING reads all of them in every query, each with its own progress under ``instance_name``.
-        consume_from_where: Where a group without stored offsets begins: a member or its name.
+        message_model: A ``MessageModel`` or its name. CLUSTERING shares the queues among the group's members.
+            With BROADCASTING every query reads all queues, and keeps its own progress under
+            ``instance_name``.
+        consume_from_where: Where a group without stored offsets begins: a ``ConsumeFromWhere`` or its name.
         consume_timestamp: The time for CONSUME_FROM_TIMESTAMP; half an hour ago by default. Either
             ``yyyyMMddHHmmss``, perhaps with a zone (``…Z``, ``…+08:00``), or ISO 8601. Without a zone, the
             first form is local time of the driver's machine, as in Java, and ISO 8601 is UTC.
-        consume_message_batch_max_size: Maximum number of messages per listener call, 1..1024. A change table
-            reads more than the default of 1 together.
+        consume_message_batch_max_size: Maximum number of messages per listener call, 1..1024. A
+            ``ChangeTable`` reads several messages together even with the default, 1.
         max_reconsume_times: How often a message that fails is delivered again before it goes to the group's
             dead letters (``%DLQ%GROUP``); -1 means no limit, or 16 with a concurrent listener.
         suspend_current_queue_time_millis: Pause of a queue after the listener gave messages back, clamped to
@@ -152,7 +153,7 @@ class PushConsumer:
         instance_name: Name of this member; a killed query that restarts under the same name gets its queues
             back immediately.
         commit_interval: How often a batch commits what it has consumed so far, such as ``"500ms"`` or
-            ``"1 second"``, 50 ms or more; None: once, at its end, and in real time every 500 ms.
+            ``"1 second"``, 50 ms or more. None: once, at the batch's end; in real time every 500 ms.
         mirror_offsets: Send each committed offset to the brokers too, for mqadmin, dashboards and Java
             members of the group. CLUSTERING only.
         orderly_by: Order of an orderly listener's messages. ``queue``: all messages of a queue one after the
@@ -161,10 +162,10 @@ class PushConsumer:
         orderly_engine: How Spark runs an orderly listener; ``direct`` or ``state``. Both keep the same
             promises, and ``direct`` is several times as fast. A query whose engine changes needs a new
             checkpoint.
-        undecodable_messages: A member or its name: what to do with a message whose body cannot be
-            decompressed or whose bytes are not a message. ``fail`` ends the query when all messages before it
-            are consumed; ``keep`` gives the listener the stored bytes and property ``UNDECODABLE``, the
-            reason.
+        undecodable_messages: What to do with a message whose body cannot be decompressed or whose bytes are
+            not a message: an ``UndecodableMessages`` or its name. ``fail`` ends the query when all messages
+            before it are consumed. ``keep`` gives the listener the stored bytes, and the reason in property
+            ``UNDECODABLE``.
         options: Further options of the source, such as ``{"pullBatchSize": "32"}``, including those of access
             control, TLS and the namespace; options that a parameter sets are refused.
     """
@@ -224,20 +225,24 @@ class PushConsumer:
     def register_message_listener(
         self, listener: object, *, orderly: bool = True, output_schema: str | StructType
     ) -> None:
-        """Set the listener. It is pickled to the executors; one with connections needs a method ``open``.
+        """Set the listener, which is pickled to the executors.
+
+        A listener that needs connections makes them in its method ``open``, on the executor.
 
         Args:
             listener: Called with messages of one queue and a context: a function, a generator function, an
                 ``ArrowListener`` or ``PandasListener``, a class or an object with ``consume_message``, or
                 the ``module:name`` of any of these; a concurrent one may also be an ``async def``.
-            orderly: True: in order, one call at a time per queue, or per key (``orderly_by``). False: in any
-                order, many calls at the same time; failed messages come again through the group's retry
-                topic, or are dropped with BROADCASTING.
-            output_schema: Columns of the rows it emits, such as ``"order_id string, step string"``.
+            orderly: True: messages in order, one call at a time per queue, or per key (``orderly_by``).
+                False: messages in any order, many calls at the same time; failed messages come again through
+                the group's retry topic, or are dropped with BROADCASTING.
+            output_schema: Columns of the rows that the listener emits, such as
+                ``"order_id string, step string"``.
 
         Raises:
             OptionError: If the listener has none of these forms.
-            SchemaError: If the schema cannot be used; for one given as a string perhaps only at ``start``.
+            SchemaError: If the schema cannot be used. Without a Spark session, a schema given as a string is
+                checked only at :meth:`start`.
         """
         # A schema given as text can be parsed only with a session; start() has one.
         can_check = spark_can_parse() or isinstance(output_schema, StructType)
@@ -279,7 +284,7 @@ class PushConsumer:
             columns: Columns of the source to keep besides the position.
             body: Type of the column ``body``, a member or its name: ``binary`` or ``string``.
             bad_record_column: Name of the binary column with the bodies that are not UTF-8, which are null in
-                ``body``; only if that is a string.
+                ``body``. The column exists only if ``body`` is a string.
 
         Raises:
             SchemaError: If a column is unknown or named twice, if none is named, or if
@@ -302,9 +307,10 @@ class PushConsumer:
         self._hooks.append(hook)
 
     def register_batch_listener(self, listener: BatchListener) -> None:
-        """Call ``listener`` on the driver after each commit with progress or refused offsets, for metrics.
+        """Have ``listener`` called on the driver with a report of each commit, for example for metrics.
 
-        A micro-batch may have several commits, such as with ``commit_interval``.
+        A micro-batch may have several commits, for example with ``commit_interval``. A commit without
+        progress is reported only if offsets were refused.
         """
         self._batch_listeners.append(listener)
 
@@ -314,7 +320,7 @@ class PushConsumer:
         The listener may still be missing: with a ``ChangeTable``, :meth:`start` registers it.
 
         Raises:
-            OptionError: With all other problems of the configuration.
+            OptionError: With all problems of the configuration, except a missing listener.
         """
         return self._source_options(needs_listener=False)
 
@@ -346,7 +352,7 @@ class PushConsumer:
             OptionError: With all problems of the configuration.
             SchemaError: If the output schema cannot be used, or the sink's table does not fit it.
             StorageNotShared: If an executor has another folder at the path of a table.
-            TopicNotFound: If a topic does not exist; nothing was made then.
+            TopicNotFound: If a topic does not exist. In this case no table or folder was made.
             RocketMQError: If the query cannot start for another reason, for example because the cluster does
                 not answer, or the executors' Python lacks this package.
         """
@@ -513,7 +519,7 @@ class PushConsumer:
     def _rows(self, messages: DataFrame, options: ReadOptions) -> tuple[DataFrame, Engine | None, StructType]:
         """Return the stream for ``foreachBatch``, the engine that makes rows from it, and the sink's columns.
 
-        The engine is None if the stream has the sink's rows already.
+        The engine is None if the stream already has the sink's rows.
         """
         if options.hand_over_ranges:
             messages = tickets_alone(messages)

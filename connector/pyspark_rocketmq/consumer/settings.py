@@ -296,7 +296,8 @@ class ConsumerSettings:
         """Return the settings in the arguments of a ``PushConsumer``.
 
         Raises:
-            OptionError: With all values of a wrong type, or with one that is no member of an enumeration.
+            OptionError: With all values of a wrong type, or with the first value that should be a member of
+                an enumeration and is not.
         """
         values: dict[str, Any] = {name: _as_member(name, value) for name, value in arguments.items()}
         store = values["offset_store"]
