@@ -129,7 +129,10 @@ class Encryption:
         except ssl.SSLWantReadError:
             return
         except ssl.SSLError as error:
-            raise RemoteProtocolError(f"{self._peer}: bytes cannot be decrypted: {error}.") from error
+            raise RemoteProtocolError(
+                f"{self._peer}: bytes cannot be decrypted: {error}. If this happens again, look for what "
+                "changes data between executors and driver."
+            ) from error
 
     def _shake_hands(self) -> None:
         try:

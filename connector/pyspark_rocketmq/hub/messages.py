@@ -72,7 +72,10 @@ def queue_list(queues: object, peer: str = "hub") -> frozenset[MessageQueue]:
             for topic, broker_name, queue_id in queues  # type: ignore[attr-defined]
         )
     except (TypeError, ValueError) as error:
-        raise RemoteProtocolError(f"{peer}: a list of queues from there cannot be read: {error}.") from error
+        raise RemoteProtocolError(
+            f"{peer}: a list of queues from there cannot be read: {error}. Install the driver's version of "
+            "pyspark-rocketmq on every machine."
+        ) from error
 
 
 def _listed_places(places: Mapping[MessageQueue, Place]) -> list[list[str | int]]:
@@ -700,7 +703,8 @@ def _decoded(
         return found(**{name: form.from_json(facts[key], peer) for name, key, form in _entries(found)})
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise RemoteProtocolError(
-            f"{peer}: {noun} {facts.get('type')!r} is not complete: {error!r}."
+            f"{peer}: {noun} {facts.get('type')!r} is not complete: {error!r}. Install the driver's version "
+            "of pyspark-rocketmq on every machine."
         ) from error
 
 

@@ -7,12 +7,12 @@ A :class:`Source` reads. :class:`Arrivals` runs the source, either in a separate
 the engine's threads, and gives the pieces to the engine. When too many messages wait in the task, the engine
 slows the reading:
 
-* Closed ranges (micro-batches): the engine pauses the reading of all ranges. Nothing is lost by this, because
-  a range that is read early is not consumed earlier.
-* Open ranges (real time): an engine that calls a listener holds only the queues that have too many messages
-  (``hold``, ``go_on``), since one slow queue must not delay the others. A listener that has had all messages
-  and has not committed them gets further ones, however many it has had: it decides when it commits. Only the
-  options ``pullThresholdForQueue`` and ``pullThresholdSizeForQueue`` limit their number and size.
+* Closed ranges (micro-batches): the engine pauses the reading of all ranges. This delays nothing, because a
+  range that is read early is not consumed earlier.
+* Open ranges (real time): an engine that calls a listener stops reading only the queues that have too many
+  messages (``hold``, ``go_on``): one slow queue must not delay the others. A listener that has had all
+  messages and has not committed them gets further ones, however many it has had: it decides when it commits.
+  Only the options ``pullThresholdForQueue`` and ``pullThresholdSizeForQueue`` limit their number and size.
 
 The thread is a daemon: a broker that does not answer must not keep a worker process from ending.
 """

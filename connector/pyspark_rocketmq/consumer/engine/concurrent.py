@@ -2,11 +2,12 @@
 
 The ranges of a task share one pool of calls (:mod:`~pyspark_rocketmq.consumer.engine.call_pool`). A *run*
 consumes one range, on the thread that calls its ``consume``. Listener calls and send-backs run on other
-threads, and report to that thread by events. There is a shorter way for a call whose messages are all done:
-the call's own thread, or the event loop, settles it and makes the next delivery. Waking the run's thread for
-this would cost a listener whose calls take some milliseconds a tenth of its rate. All state of a run, also
-its state machine (:mod:`~pyspark_rocketmq.consume.concurrent`), belongs to the thread that holds the run's
-lock, its *guard*; nothing waits under the guard. Spark is not used.
+threads, and report to that thread by events. Then the run's thread *settles* the call: it records which
+messages are done, and takes the rows. There is a shorter way for a call whose messages are all done: the
+call's own thread, or the event loop, settles it and makes the next delivery. Waking the run's thread for this
+would cost a listener whose calls take some milliseconds a tenth of its rate. All state of a run, also its
+state machine (:mod:`~pyspark_rocketmq.consume.concurrent`), belongs to the thread that holds the run's lock,
+its *guard*; nothing waits under the guard. Spark is not used.
 
 Only rows of messages below the offset that the run has reached go to the sink. A run normally ends with every
 message done or sent back, so these are all rows. If a message could not be sent back, the offset stays at

@@ -143,7 +143,7 @@ class _KeyedContext(ConsumeOrderlyContext):
             raise ListenerError(
                 f"emit() got the message at {self.message_queue} queueOffset={message.queue_offset}, "
                 "which is not in this call: with orderly_by='sharding_key' a call has messages of one key. "
-                "A row must belong to a message of the call, because it is acknowledged with it."
+                "Give emit() a message of the call, because a row is acknowledged with its message."
             )
 
 

@@ -1,8 +1,8 @@
 """The landing engine: a task's messages become rows as they arrive, without a listener (row K7).
 
 No message can fail, so a message is consumed when it has arrived. Pieces of a range (its next messages) go to
-the sink's writer with an ack, as a *cut* of the range, and do not wait for the range's end. While the task's
-own thread writes some pieces, another thread reads and decodes the next ones.
+the sink's writer with an ack, and do not wait for the range's end; rows with such an ack are a *cut* of the
+range. While the task's own thread writes some pieces, another thread reads and decodes the next ones.
 
 The memory of a task is bounded: the reading thread waits while 8 MiB of messages wait for the writer.
 """
