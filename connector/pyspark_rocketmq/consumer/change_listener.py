@@ -54,8 +54,6 @@ from pyspark_rocketmq.sinks.change_table.versions import TIME
 _BAD: Final = "bad"
 """Operation of a change that cannot be applied."""
 _MESSAGES_PER_CALL: Final = 128
-_WHOLE: Final = (Operation.INSERT, Operation.SNAPSHOT)
-"""Operations that give a row as a whole."""
 
 
 class Unusable(Exception):
