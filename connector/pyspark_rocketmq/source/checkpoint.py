@@ -19,13 +19,13 @@ _MOST_CHARACTERS: Final = 200
 
 
 def clear_unwritten_plan(spark: SparkSession, checkpoint: str) -> None:
-    """Remove the temporary file that a query left in its offset log if it was killed during its first entry.
+    """Remove the temporary file that a query leaves in its offset log if it is killed while it writes there.
 
-    Nothing is removed if the log has a whole entry.
+    Without this, Spark 4.2 refuses to start on a checkpoint that holds only temporary files
+    (STATE_STORE_CHECKPOINT_LOCATION_NOT_EMPTY).  Nothing is removed if the log has a whole entry.
 
-    Spark 4.2 refuses to start on a checkpoint that holds nothing but a temporary file
-    (STATE_STORE_CHECKPOINT_LOCATION_NOT_EMPTY).  This check cannot be switched off for one query: Spark reads
-    the setting for it from the session, and only some time after the query was started.
+    Spark's check cannot be switched off for one query: Spark reads the setting for it from the session, and
+    only some time after the query was started.
     """
     files, found = _offset_log(spark, checkpoint)
     if all(path.getName().startswith(".") for path in found):
@@ -38,7 +38,7 @@ def clear_unwritten_plan(spark: SparkSession, checkpoint: str) -> None:
 
 
 def _offset_log(spark: SparkSession, checkpoint: str) -> tuple[Any, list[Any]]:
-    """Return a checkpoint's file system and the files of its offset log; no files without a checkpoint."""
+    """Return a checkpoint's file system, and the files of its offset log (none before the first start)."""
     jvm: Any = spark._jvm  # noqa: SLF001 - the only way to reach files on any storage
     folder = jvm.org.apache.hadoop.fs.Path(checkpoint, "offsets")
     files = folder.getFileSystem(spark._jsparkSession.sessionState().newHadoopConf())  # noqa: SLF001
@@ -48,10 +48,10 @@ def _offset_log(spark: SparkSession, checkpoint: str) -> tuple[Any, list[Any]]:
 def check_checkpoint(spark: SparkSession, checkpoint: str) -> None:
     """Refuse the checkpoint of a query that reads another source, before Spark uses the offsets in it.
 
-    Only a checkpoint that is certainly another query's is refused; Spark and the planner check the rest.
+    Only a checkpoint that is certainly another query's is refused. Spark and the planner check all others.
 
     Raises:
-        OptionError: If the newest entry of its offset log has an offset of another source.
+        OptionError: If the newest entry of the checkpoint's offset log has an offset of another source.
     """
     files, found = _offset_log(spark, checkpoint)
     entries = {int(name): path for path in found if (name := path.getName()).isdecimal()}
@@ -73,11 +73,11 @@ def check_checkpoint(spark: SparkSession, checkpoint: str) -> None:
 
 
 def foreign_offset(entry: str) -> str | None:
-    """Return an offset of another source from an entry of Spark's offset log; None if there is none.
+    """Return the first offset of another source in an entry of Spark's offset log; None if there is none.
 
     The first line of an entry is ``v1``, the second has the query's settings. Each further line is the offset
-    of one source, or ``-`` if the source has none yet. An entry of another version, and a line that is not
-    JSON, count as having none.
+    of one source, or ``-`` if the source has none yet. An entry of another version, or a line that is not
+    JSON, proves nothing, so it is not returned.
     """
     version, _, *offsets = (*entry.splitlines(), "", "")
     if version != "v1":

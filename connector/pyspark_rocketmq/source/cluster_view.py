@@ -1,7 +1,8 @@
 """Reads for the planner which queues a query's topics have, and the bounds (first offset and end) of each.
 
-A look normally costs one statistics request per broker and topic, not one per queue.  The bounds of slaves
-that are read instead of their masters are kept separately: see :mod:`~pyspark_rocketmq.consume.slave_reads`.
+Each look at the cluster gives a :class:`Snapshot`.  It normally costs one statistics request per broker and
+topic, not one per queue.  A snapshot keeps the bounds at slaves that are read instead of their masters apart
+from those at masters: see :mod:`~pyspark_rocketmq.consume.slave_reads`.
 """
 
 from __future__ import annotations
@@ -102,7 +103,7 @@ class Snapshot:
 
     @property
     def out_of_sight(self) -> Mapping[str, RocketMQError]:
-        """Errors because of which queues may be missing in ``bounds``, by broker or topic; empty without any.
+        """Errors because of which ``bounds`` may lack queues, by broker or topic; empty if it has them all.
 
         Queues whose reading is switched off have no error here.
         """
@@ -114,11 +115,13 @@ class Snapshot:
         return {name: error for name, error in self.out_of_sight.items() if name not in self.slaves}
 
     def check_switched_on(self, consequence: str) -> None:
-        """Check that no permission switches off reading for some queues.
+        """Check that no operator has switched off the reading of queues (permission of a topic or a broker).
+
+        ``consequence`` says what would happen if the query went on without these queues.
 
         Raises:
-            RocketMQError: If one does; it names one topic and its broker, and the ``consequence`` of going
-                on without the queues.
+            RocketMQError: If reading is switched off. The error names one such topic, its broker, and the
+                ``consequence``.
         """
         if self.switched_off:
             topic, broker_name = min(self.switched_off)
@@ -141,7 +144,7 @@ class Snapshot:
 
 
 class ClusterView:
-    """Looks at the topics of one query and at the brokers that have them. For one thread."""
+    """Takes snapshots of one query's topics and of the brokers that have them. For one thread."""
 
     def __init__(
         self,
@@ -177,7 +180,7 @@ class ClusterView:
         self._accepted: set[tuple[BrokerAddress, str]] = set()
         """Brokers and topics whose SQL92 condition the broker has accepted."""
         self._retry_ends: dict[MessageQueue, int] = {}
-        """The last known ends of the group's retry queues, if their statistics may not be read."""
+        """The last known ends of the group's retry queues; used if the user may not read their statistics."""
         self._without_statistics: set[BrokerAddress] = set()
         """Addresses that do not support the statistics request, such as a RocketMQ 5 Proxy's."""
         self._rests: Rests[tuple[str, str]] = Rests()
@@ -190,7 +193,7 @@ class ClusterView:
         self._static: set[str] = set()
         """Static topics of a pattern, which cannot be read."""
         self._knew_none_s = float("-inf")
-        """When the name server last knew no broker at all, which happens only after its start."""
+        """Monotonic second at which the name server last knew no broker at all, as only after its start."""
         self._seen: dict[str, TopicRoute] = {}
         """The last route of each topic that has ever had one."""
 
@@ -275,10 +278,10 @@ class ClusterView:
         return True
 
     def whole_snapshot(self) -> Snapshot:
-        """Return a snapshot for a query that takes only one, and so misses brokers that come later.
+        """Return a snapshot for a query that takes no further one, so that it must not lack any broker.
 
         Raises:
-            NameServerNotReady: If the name server knew no broker a moment ago: others may still register.
+            NameServerNotReady: If the name server knew no broker a moment ago: brokers may still register.
             RocketMQError: For the same reasons as :meth:`snapshot`.
         """
         began_s = self._clock.monotonic_s()
@@ -352,9 +355,9 @@ class ClusterView:
     def _slaves_for(
         self, names: Collection[str], routes: Routes, acting: Mapping[str, BrokerAddress]
     ) -> dict[str, BrokerAddress]:
-        """Return the slaves to read for brokers whose masters are away, by broker name.
+        """Return the slaves to read in place of the masters of ``names``, which are away, by broker name.
 
-        A slave that acts as master is read by groups that lock queues, too: it grants locks.
+        Groups that lock queues read only slaves that act as masters, because these grant locks.
         """
         slaves: dict[str, BrokerAddress] = {}
         if self._options.goes_on_at_slaves():
@@ -393,7 +396,7 @@ class ClusterView:
         return found
 
     def vanished(self, known: Sequence[QueueRange], snapshot: Snapshot | None) -> list[Vanished]:
-        """Return the queues of ``known`` that are gone for good, each with the error for lost messages.
+        """Return the queues of ``known`` that are gone for good, each with an error if messages are lost.
 
         Args:
             known: Queues, each with its next offset as ``end``. While a broker does not answer, its queues do
@@ -512,9 +515,9 @@ class ClusterView:
         return bounds, failures
 
     def _may_pass(self, error: RocketMQError, broker_name: str, topic: str) -> bool:
-        """Return whether an error may pass, so that it only leaves the broker's queues out of this plan.
+        """Return whether an error may pass: it leaves the broker's queues out of this plan, and no more.
 
-        Otherwise the query ends with it.
+        An error that cannot pass ends the query.
         """
         if error.may_pass(has_worked=self._has_worked):
             return True
@@ -545,7 +548,7 @@ class ClusterView:
         return found
 
     def _check_expression(self, address: BrokerAddress, wanted: Subscription) -> None:
-        """Refuse a SQL92 condition that the broker cannot filter by: pulls would bring all messages.
+        """Refuse a SQL92 condition that the broker cannot filter by; its pulls would bring all messages.
 
         Raises:
             ExpressionInvalid: If the broker cannot parse the condition or does not filter by SQL92.
@@ -559,7 +562,7 @@ class ClusterView:
     def _all_retry_bounds(
         self, address: BrokerAddress, queues: Sequence[MessageQueue]
     ) -> dict[MessageQueue, QueueBounds]:
-        """Return the bounds of retry queues by pulls; none while the group is forbidden to consume."""
+        """Return the bounds of retry queues, found by pulls; none while the group is forbidden to consume."""
         try:
             return {queue: self._retry_bounds(address, queue) for queue in queues}
         except ConsumptionForbidden as error:
@@ -567,10 +570,10 @@ class ClusterView:
             return {}
 
     def _retry_bounds(self, address: BrokerAddress, queue: MessageQueue) -> QueueBounds:
-        """Return the bounds of a retry queue by a pull from its end, which may transfer one message.
+        """Return the bounds of a retry queue, found by a pull from its end, which may transfer one message.
 
-        For a retry topic, brokers check the user's rights on the group: statistics need ``Get``, but
-        consuming needs only ``Sub``.
+        This is for users who may consume but not read statistics. For a retry topic, brokers check the user's
+        rights on the group: statistics need ``Get``, but consuming needs only ``Sub``.
         """
         end = self._retry_ends.get(queue, 0)
         request = PullRequest(consumer_group=self._group, queue=queue, queue_offset=end, max_msg_nums=1)
@@ -591,7 +594,7 @@ class ClusterView:
     def _statistics(
         self, brokers: BrokerClient, address: BrokerAddress, topic: str, broker_name: str
     ) -> Mapping[MessageQueue, QueueBounds]:
-        """Return the bounds of all queues by one request; empty if the server does not support it."""
+        """Return the bounds of the topic's queues by one request; empty if the server does not support it."""
         if address in self._without_statistics:
             return {}
         try:
@@ -607,7 +610,7 @@ class ClusterView:
 
 
 def _denied(routes: Routes, queues: Collection[MessageQueue]) -> dict[str, TopicNotFound]:
-    """Return the errors of topics that no name server lists now and that have none of ``queues``."""
+    """Return the errors of topics that no name server lists now, except topics of the found ``queues``."""
     if not routes.denied:
         return {}
     there = {queue.topic for queue in queues}
@@ -630,7 +633,7 @@ def _replicas(routes: Routes, names: Collection[str]) -> dict[str, Mapping[int, 
 
 
 def _later(error: TopicNotFound, reason: str) -> TopicAway:
-    """Return the error of a topic whose brokers may still register."""
+    """Return ``error`` as a TopicAway, with the ``reason`` why the topic's brokers may still register."""
     remark = (
         f"{error.remark} {reason}; brokers register again within {_REGISTERED_WITHIN_S:g} s of the name "
         "server's restart."

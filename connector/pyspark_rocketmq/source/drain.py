@@ -1,8 +1,8 @@
 """Decides when a query ends that drains its queues, as one with ``trigger(availableNow=True)`` does.
 
-The ends of all queues are fixed when the drain begins. It is over when every queue has been read to its fixed
-end; until then the planner asks this module why nothing can be planned, because an empty plan would end the
-query.
+The ends of all queues are fixed when the drain begins. The drain is over when every queue has been read to
+its fixed end. Spark ends the query at the first empty plan. So while nothing can be planned, the planner asks
+this module whether the drain is over, or for what the query must wait.
 """
 
 from __future__ import annotations
@@ -25,12 +25,15 @@ _SKIP: Final = (
 
 
 class Drain:
-    """The ends of one query's queues. Before :meth:`begin` the query does not drain: no queue has an end."""
+    """The ends to which a draining query reads its queues; there are none before :meth:`begin`."""
 
     def __init__(
         self, options: ReadOptions, progress: ProgressSource, clock: Clock, held_up: Callable[[], str]
     ) -> None:
-        """Begin nothing yet; ``held_up`` returns the driver's reason why queues wait, empty without one."""
+        """Prepare a drain, which :meth:`begin` starts.
+
+        ``held_up`` returns the reason known to the driver why queues wait; '' if there is none.
+        """
         self._options = options
         self._progress = progress
         self._clock = clock
@@ -38,7 +41,7 @@ class Drain:
         self._watch = StandstillWatch()
         self.has_begun = False
         self.ends: dict[MessageQueue, int] = {}
-        """The offset behind the last message to read, by queue; empty before the drain begins."""
+        """The exclusive end to which each queue is read; empty before the drain begins."""
 
     def begin(self, bounds: Mapping[MessageQueue, QueueBounds]) -> None:
         """Fix the end of each queue; queues that appear later are not read."""
@@ -50,7 +53,10 @@ class Drain:
         self.ends.pop(queue, None)
 
     def not_planned(self, previous: Sequence[QueueRange]) -> list[QueueRange]:
-        """Return the queues with an end above 0 that are not in ``previous``, each as a range from 0 to 0."""
+        """Return the queues to drain that no plan had yet, each as a range from 0 to 0.
+
+        They are the queues with an end above 0 that are not in ``previous``, the last plan's ranges.
+        """
         planned = {known.queue for known in previous}
         wanted = sorted(queue for queue, end in self.ends.items() if end and queue not in planned)
         return [QueueRange.between(queue, 0, 0) for queue in wanted]
@@ -114,7 +120,7 @@ class Drain:
         previous: Sequence[QueueRange],
         waiting: Mapping[MessageQueue, RocketMQError],
     ) -> RocketMQError | None:
-        """Return the error of a queue that is missing before it was read to its end; None without one."""
+        """Return an error if a queue is missing that was not read to its end yet; None if none is."""
         for queue, end in sorted(self.ends.items()):
             if queue in snapshot.bounds and queue not in waiting:
                 continue

@@ -58,7 +58,8 @@ _HELD_S: Final = 15.0
 """Time for which a broker may hold a pull, in seconds
 (``DefaultMQPushConsumerImpl.BROKER_SUSPEND_MAX_TIME_MILLIS``)."""
 _BURST_S: Final = 0.002
-"""Longest wait for several answers together, in seconds. If it was too short, one byte ends the next wait."""
+"""Longest wait for several answers together, in seconds. If fewer come in this time, the first byte ends the
+next wait."""
 _MUCH_BYTES: Final = 64 << 10
 """Number of decoded bytes in a receive buffer at which its connection changes to another buffer."""
 _range_and_broker: Final = attrgetter("range_index", "broker_id")
@@ -80,7 +81,7 @@ class _Pull(NamedTuple):
     task: PullTask
     template: PullRequestTemplate
     longest_hold_s: float
-    """Seconds for which the broker may keep the pull; 0 unless it may hold it."""
+    """Seconds for which the broker may wait for a message before it answers; 0 for an ordinary pull."""
 
     def encode(self, opaque: int) -> bytes:
         """Return the request's whole frame, length prefix included; ``opaque`` is its number."""
@@ -135,16 +136,18 @@ class _Order(Enum):
 
 _Answers = Iterable[tuple[_Pull, PullResult | RocketMQError]]
 ResetFound = Callable[[MessageQueue, int], None]
-"""Gets an operator's reset of a queue to an offset, which no range's end has.
+"""Function that gets an operator's reset: the queue and the target offset.
 
-It is called on any thread, and may wait.
+It gets only resets that came too late to be returned with the end of a range. It is called on any thread, and
+may wait.
 """
 
 
 class Fetcher:
     """Reads ranges, with the pulls that :class:`~pyspark_rocketmq.consume.fetch_window.FetchWindow` chooses.
 
-    Only one thread uses it; others may call ``hold``, ``go_on``, ``leave`` and ``end`` at any time.
+    Only one thread uses a fetcher; other threads may call ``hold``, ``go_on``, ``leave`` and ``end`` at any
+    time.
     """
 
     def __init__(
@@ -157,8 +160,8 @@ class Fetcher:
     ) -> None:
         """Prepare to read ``partitions``, which share one query's options; nothing is connected yet.
 
-        ``reset_found`` gets a reset from an answer that comes when its range is over, also after the end of
-        ``arrivals``: a broker reports a reset only once. Without it, such answers are not read.
+        ``reset_found`` gets each reset in an answer that comes after its range is over, even after the end of
+        ``arrivals``: a broker reports a reset only once. If it is None, such answers are not read.
         ``sleep`` is called instead of waiting for the end of a pause; for tests.
         """
         self._reset_found = reset_found
@@ -201,9 +204,9 @@ class Fetcher:
         return self._window.ranges
 
     def add(self, partition: QueuePartition) -> RangeWindow:
-        """Begin to read one more range, with the same options; return the state of pulling it (its window).
+        """Begin to read one more range, with the same options; return its window (the state of pulling it).
 
-        If there was an earlier range of the same queue, it must be over.
+        An earlier range of the same queue must be over.
         """
         self._partitions.append(partition)
         self._templates.append(_Templates.of(partition))
@@ -233,11 +236,10 @@ class Fetcher:
     def arrivals(self, within_s: float = math.inf) -> Generator[list[FetchedChunks]]:
         """Yield the bodies of answers (chunks) of all ranges as they come, in lists.
 
-        At the latest ``within_s`` seconds after the caller asks for a list, yield what is there; the list may
-        be empty.
+        A list comes at the latest ``within_s`` seconds after the caller asks for it, and may be empty.
 
-        Each range's chunks are in queue order, and its last ones are marked. Bodies are views of receive
-        buffers: see :class:`~pyspark_rocketmq.client.pull_connection.ReceiveBuffer`.
+        Each range's chunks are in queue order, and the last ones of a range are marked (``is_last``). Bodies
+        are views of receive buffers: see :class:`~pyspark_rocketmq.client.pull_connection.ReceiveBuffer`.
         """
         window, wake = self._window, Wake()
         self._wake = wake
@@ -304,7 +306,8 @@ class Fetcher:
     def _stand_by(self, left_s: float) -> None:
         """Wait up to ``left_s`` for the end of a pause, or for a queue on hold to go on.
 
-        Call this only while no pull is in flight. If there is nothing to wait for, fail the ranges.
+        Call this only while no pull is in flight. If there is no pause and no queue on hold, no message can
+        come any more, so the ranges fail.
         """
         pause_s = self._window.shortest_pause_s(self._clock.monotonic_s())
         if pause_s is not None:
@@ -497,7 +500,7 @@ class Fetcher:
 
 
 def _report_resets(partitions: Sequence[QueuePartition], reset_found: ResetFound, answers: _Answers) -> None:
-    """Report the operators' resets in answers to pulls whose ranges are over."""
+    """Pass the operators' resets in ``answers``, whose ranges are over, to ``reset_found``."""
     for pull, outcome in answers:
         of = partitions[pull.task.range_index]
         target = reset_in(of, pull.task, outcome)

@@ -30,13 +30,15 @@ def at_first_contact(
     *,
     has_worked: Callable[[], bool] = lambda: False,
 ) -> T:
-    """Return the result of ``action``; try it three times if its error may pass, in two cases longer.
+    """Return the result of ``action``; if its error may pass, try ``action`` again.
 
-    Any other error is raised immediately; so is that of a topic that does not exist. Three times are enough
-    for a wrong address. ``action`` is tried until ``patience`` is over in two cases:
+    Usually ``action`` is tried three times, so that a wrong address soon ends the query. It is tried until
+    ``patience`` is over in two cases:
 
     * if a name server is not ready, or brokers have yet to register at it;
     * if name servers or brokers are away or do not work now, and the query ``has_worked`` before.
+
+    An error that cannot pass is raised immediately, and so is the error of a topic that does not exist.
 
     Raises:
         RocketMQError: The error of the last try.
@@ -70,7 +72,7 @@ def check_topics(options: ReadOptions, had_it: Callable[[str], Collection[str]])
 
     Args:
         options: The options of the query.
-        had_it: Returns the brokers from which the query is known to have read a topic.
+        had_it: Function that returns the brokers from which the query is known to have read a topic.
 
     Raises:
         TopicNotFound: If there is a topic that no living broker has.

@@ -1,9 +1,10 @@
 """Reads the answers to a batch's last pulls, which come after its task has ended.
 
 In real time a broker holds a pull for up to 15 s, until a message comes. If the connection is closed
-meanwhile, the broker does not drop the pull, but runs it again later, and with the answer forgets an
-operator's reset of the queue. The pulls of the next batch, which are younger, would then get nothing of it.
-Therefore a connection with pulls in flight stays open until they are answered, for about 20 s at most.
+meanwhile, the broker does not drop the pull, but answers it later. If an operator has reset the queue, the
+broker reports the reset in this answer, which nobody gets, and forgets it. So the pulls of the next batch
+would not get the reset. Therefore a connection with pulls in flight stays open until they are answered, for
+about 20 s at most.
 
 Source: ``PullRequestHoldService``, ``ConsumerOffsetManager.queryThenEraseResetOffset``.
 """
@@ -25,7 +26,7 @@ logger = logging.getLogger(__name__)
 
 PullT = TypeVar("PullT", bound=Pull)
 TakeIn = Callable[[Iterable[tuple[PullT, PullResult | RocketMQError]]], None]
-"""Gets pulls with their answers; runs on a separate thread, and may wait."""
+"""Function that gets pulls with their answers. It runs on a separate thread, and may wait."""
 
 
 def read_late_answers(
@@ -35,10 +36,11 @@ def read_late_answers(
     silence_s: float,
     take_in: TakeIn[PullT],
 ) -> None:
-    """Read the answers to the pulls in flight on a thread, then release the connection; return immediately.
+    """Read the answers to the pulls in flight, then release the connection, all on a new thread.
 
-    A pull without an answer is given up ``silence_s`` seconds after its broker must have answered. The caller
-    no longer uses the connection.
+    This returns immediately, and the caller must no longer use the connection. ``take_in`` gets the answers.
+    A pull without an answer is given up ``silence_s`` seconds after the time at which its broker must have
+    answered.
     """
 
     def read() -> None:

@@ -1,8 +1,9 @@
 """Rows of consumer mode (option ``consumerGroup``) that pass through Spark, with a marker row for each range.
 
 A *marker row* follows the messages of a range: ``kind`` is ``"end"``, ``queueOffset`` is the range's
-exclusive end, and ``plannedRange`` has the range and all else about its end as JSON. In a message's row
-``kind`` and ``plannedRange`` are null. Numbers are never null: pandas would turn the column into floats.
+exclusive end, and ``plannedRange`` has the range, and where and why it ended, as JSON. In a message's row
+``kind`` and ``plannedRange`` are null. In a marker row, number columns without a meaning are 0, not null,
+because pandas would turn a column with nulls into floats.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ def marker_row(end: RangeEnd) -> pa.RecordBatch:
 
 @cache
 def _same_in_markers() -> pa.RecordBatch:
-    """Return a marker row with the values that all marker rows share."""
+    """Return a marker row with the values that all marker rows share, and placeholders for the others."""
     numbers = {field.name: 0 for field in CONSUMER_SCHEMA if pa.types.is_integer(field.type)}
     times = dict.fromkeys(TIME_COLUMNS, datetime.fromtimestamp(0, UTC))
     values = dict.fromkeys(CONSUMER_SCHEMA.names) | {**numbers, **times, KIND: END_MARKER}

@@ -49,10 +49,10 @@ class Found(NamedTuple):
 
 
 class MessageLookup:
-    """Look up single messages by pulls in the name of the group, since groups may read their topics.
+    """Look up single messages by pulls in the name of the group, which has the right to pull.
 
-    Brokers report an operator's reset only once, with any pull of the group. So reported resets are kept,
-    even if something fails afterwards.
+    A broker reports an operator's reset only once, in the answer to any pull of the group. So a reset that a
+    look-up has met is kept until :meth:`resets` returns it, even if something fails meanwhile.
     """
 
     def __init__(self, options: ReadOptions, pool: ChannelPool, clock: Clock) -> None:
@@ -68,15 +68,20 @@ class MessageLookup:
         """Slaves that routes name as masters, each with its error and until when it is not asked again."""
 
     def resets(self) -> dict[MessageQueue, int]:
-        """Return, by queue, the target offsets of resets that brokers reported since the last call."""
+        """Return, by queue, the target offsets of resets that look-ups have met since the last call."""
         return self._resets.take()
 
     def look(
         self, places: Mapping[MessageQueue, int], addresses: Mapping[str, BrokerAddress]
     ) -> dict[MessageQueue, Found | RocketMQError]:
-        """Return what is stored at each offset, or the error of its lookup; brokers are queried in parallel.
+        """Return what is stored at one offset of each queue, or the error of the look-up.
 
-        A queue whose pull is refused is not asked again for 3 s; until then that refusal is its error.
+        Brokers are queried in parallel. After a broker refuses a queue's pull, the queue is not asked about
+        for 3 s, and the result for the queue is that refusal.
+
+        Args:
+            places: The offset to look at, by queue.
+            addresses: Addresses of the brokers to ask, by broker name.
         """
         now_s = self._clock.monotonic_s()
         resting = self._rests.among(places, now_s)
@@ -92,7 +97,7 @@ class MessageLookup:
     ) -> LastMessage | None:
         """Return place and time of the message at an offset within ``bounds``.
 
-        None if the message is missing or cannot be decoded.
+        Return None if the message is missing or cannot be decoded.
 
         Raises:
             RocketMQError: If the broker does not answer or refuses, or if the offset is no longer within the
@@ -137,12 +142,12 @@ class MessageLookup:
     def at_slaves(
         self, queues: Iterable[MessageQueue], addresses: Mapping[str, BrokerAddress]
     ) -> dict[MessageQueue, RocketMQError]:
-        """Return the queues whose broker is a slave although its route names it as master, with errors.
+        """Return the queues whose broker is a slave although the route names it as master, with errors.
 
-        While a master is down, a name server with ``supportActingMaster`` names a slave in its place, and a
-        route may still name a master that has become a slave. Messages that such a broker lacks are not lost.
-        A broker that does not answer is counted as a slave; one that refuses to show its role is not. A slave
-        is not asked again for 3 s, in which its error stays the same object.
+        Messages that such a broker lacks are not lost: the master may have them. A route names a slave while
+        its master is down (name server with ``supportActingMaster``), or for a moment after a master has
+        become a slave. A broker that does not answer is counted as a slave; one that refuses to show its role
+        is not. A slave is not asked again for 3 s, and its error stays the same object in this time.
         Source: ``RouteInfoManager.pickupTopicRouteData``.
         """
         of_broker = by_broker(queues)
@@ -188,8 +193,8 @@ def found_at(
 ) -> Found:
     """Ask a broker by one pull which message it has at an offset, and which bounds the queue has.
 
-    If an operator has reset the queue, the broker may report this instead of the message. It does so only
-    once, so the caller must take care of ``reset_to`` if the group consumes the queue.
+    If an operator has reset the queue, the broker may report the reset instead of the message. A reset is
+    reported only once, so a caller whose group consumes the queue must follow ``reset_to``.
 
     Raises:
         RocketMQError: If the broker does not answer, or refuses.
@@ -201,9 +206,10 @@ def found_at(
 def stored_ms_at(
     brokers: BrokerClient, consumer_group: str, queue: MessageQueue, offset: int, address: BrokerAddress
 ) -> int | None:
-    """Return when the message at an offset was stored (ms); None if it is missing or cannot be decoded.
+    """Return when the message at an offset was stored (ms since the epoch).
 
-    None also if the broker reports an operator's reset instead of the message; this report is then lost.
+    Return None if the message is missing or cannot be decoded, or if the broker reports an operator's reset
+    instead; this report is then lost.
 
     Raises:
         RocketMQError: If the broker does not answer, or refuses.

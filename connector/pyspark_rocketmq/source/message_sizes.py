@@ -23,8 +23,8 @@ _WEIGHT_OF_NEW: Final = 0.5
 class MessageSizes:
     """Estimate the size of messages by a pull per topic and broker before each plan that is limited in bytes.
 
-    Not for a group: a broker reports an operator's reset only once, with the group's next pull, and these
-    pulls would lose it.
+    Do not use this in the name of a group that consumes: a broker reports an operator's reset only once, in
+    the answer to the group's next pull, and these pulls would lose it.
     """
 
     def __init__(self, brokers: BrokerClient, consumer_group: str) -> None:
@@ -33,7 +33,7 @@ class MessageSizes:
         self._known: dict[tuple[str, str], float] = {}
 
     def look(self, progress: Mapping[MessageQueue, QueueState], snapshot: Snapshot) -> None:
-        """For each topic at each broker, measure the next messages of the queue with the longest backlog.
+        """Measure messages of each topic at each broker, by a pull from the queue with the longest backlog.
 
         If a broker does not answer, its estimates stay.
         """

@@ -2,7 +2,8 @@
 
 This runs in the source runner, a long-lived process without a SparkSession, where an exception ends the query
 and nothing times out by itself.  Hence every call below has a deadline. If a broker cannot be reached, its
-queues miss this micro-batch and the query goes on. Only errors that the user must act on are raised.
+queues miss this micro-batch and the query goes on. Only errors that the user must act on are raised. A *plain
+stream* is a query without a consumer group; its progress is in Spark's checkpoint.
 """
 
 from __future__ import annotations
@@ -84,7 +85,11 @@ class MicroBatchPlanner:
         generations: CheckpointGenerations | None = None,
         held_up: Callable[[], str] = str,
     ) -> None:
-        """Prepare to plan; ``held_up`` returns the reason known to the driver why queues wait, or ''."""
+        """Prepare to plan.
+
+        ``sizes`` is given only if plans are limited in bytes, ``generations`` only for a plain stream.
+        ``held_up`` returns the reason known to the driver why queues wait; '' if there is none.
+        """
         self._options = options
         self._view = view
         view.had_it = self._brokers_before
@@ -106,7 +111,7 @@ class MicroBatchPlanner:
         self._planned_at_s: float | None = None
         """When the last plan with something to run was made."""
         self._gone: set[MessageQueue] = set()
-        """Queues of the newest checkpoint whose topics were deleted: one of the same name is a new queue."""
+        """Queues of the newest checkpoint whose topics were deleted; a later queue of that name is new."""
         self._removed: set[MessageQueue] = set()
         """Queues that their topics no longer have, as of the last plan; each was logged then."""
         self._left_out: frozenset[QueueRange] = frozenset()
@@ -131,9 +136,9 @@ class MicroBatchPlanner:
         """The offset written last, and its sequence number and ranges."""
 
     def initial(self) -> Offset:
-        """Return the offset before the first micro-batch; the same at each call.
+        """Return Spark's offset before the first micro-batch; the same at each call.
 
-        For a plain stream, wait up to ``retryTimeoutMs`` for brokers that do not answer.
+        For a plain stream, this waits up to ``retryTimeoutMs`` for brokers that do not answer.
 
         Raises:
             RocketMQError: If the cluster cannot be reached, or if such a broker stays away.
@@ -148,14 +153,15 @@ class MicroBatchPlanner:
         return plan_to_offset(0, first, then=self._stored_then(NOTHING_STORED, snapshot, (), first))
 
     def _first_snapshot(self) -> Snapshot:
-        """Return a snapshot with every queue for which a plain stream's starting position counts.
+        """Return a snapshot with every queue to which a plain stream's starting position applies.
 
-        Queues that come later count as new, and are read from their first messages.
+        It must have all queues, because those that come later count as new and are read from their first
+        messages.
 
         Raises:
             NameServerNotReady: If the name server has just started: other brokers may still register.
-            RocketMQError: If brokers stay away, or reading is switched off for queues, ``failOnDataLoss`` is
-                true, and the stream does not begin with the first messages anyway.
+            RocketMQError: If brokers stay away. Also if reading is switched off for queues and
+                ``failOnDataLoss`` is true, unless the stream begins with the first messages anyway.
         """
         begins_at_first = (
             self._options.starting_offsets == EARLIEST and self._options.starting_times() is None
@@ -172,10 +178,16 @@ class MicroBatchPlanner:
         previous: Sequence[QueueRange],
         ranges: Sequence[QueueRange],
     ) -> StoredThen:
-        """Return what a plain stream's next offset has of the brokers' logs, besides its ``ranges``.
+        """Return the facts about the brokers' logs that a plain stream's next offset has besides ``ranges``.
 
-        Return nothing for a group, whose progress is in its offset store. ``before`` is what the previous
-        offset has, whose ranges are ``previous``.
+        A later plan shows by them whether a queue still has the same log. A group's offset has no such facts,
+        because its progress is in its offset store.
+
+        Args:
+            before: These facts in the previous offset.
+            snapshot: The snapshot from which the next plan is made.
+            previous: The ranges of the previous offset.
+            ranges: The ranges of the next offset.
         """
         if not self._progress.begins_in_checkpoint:
             return NOTHING_STORED
@@ -200,7 +212,8 @@ class MicroBatchPlanner:
     def until_drained(self, start: Offset) -> Offset:
         """Return the offset that holds the next plan, or ``start`` once everything is read.
 
-        The query reads what was stored at the first call. For the rest see :meth:`latest` with AvailableNow.
+        The query reads only what was stored at the first call of this method. In all other respects this is
+        :meth:`latest` with AvailableNow.
         """
         if not self._drain.has_begun:
             self.prepare_available_now()
@@ -225,7 +238,7 @@ class MicroBatchPlanner:
 
         Open ranges (of real time, without an end) are run only by the process that planned them. After a
         restart they are left out, and the next plan begins where the group is by then. A plain stream leaves
-        out topics that it no longer reads; the next plan keeps the starts of their ranges.
+        out topics that it no longer reads; in the next plan their queues stand at the starts of these ranges.
         """
         planned = self.plan_of(offset)[1]
         if offset != self._known[0] and any(each.has_open_end for each in planned):
@@ -242,10 +255,10 @@ class MicroBatchPlanner:
     def _of_same_logs(
         self, ranges: Sequence[QueueRange], then: StoredThen, generations: CheckpointGenerations
     ) -> Sequence[QueueRange]:
-        """Return what can be read again of a plain stream's ranges, which an earlier process planned.
+        """Return the parts of ``ranges`` that still belong to the log from which an earlier process planned.
 
-        Messages of another log are left out: the next plan has them. Brokers that do not show whether the
-        log is another one are waited for, up to ``retryTimeoutMs``.
+        Messages of another log are left out: the next plan has them. This waits up to ``retryTimeoutMs`` for
+        brokers that do not show whether a queue has another log.
 
         Raises:
             DataLoss: If messages of a range are gone, and ``failOnDataLoss`` is true.
@@ -279,7 +292,7 @@ class MicroBatchPlanner:
         return read
 
     def witnesses(self, planned: Iterable[QueueRange]) -> dict[MessageQueue, Witnesses]:
-        """Return messages consumed from these queues; tasks check by them that logs are still the same."""
+        """Return consumed messages of these queues, by which tasks check that logs are still the same."""
         bounds = self.newest()
         found: dict[MessageQueue, Witnesses] = {}
         for queue_range in planned:
@@ -312,8 +325,8 @@ class MicroBatchPlanner:
         Args:
             planned: The ranges to run. After a restart they may be old: a broker may be down now, and its
                 slave may lack messages.
-            can_wait: Whether to wait up to ``retryTimeoutMs`` for such a broker, unless the last call did so
-                in vain. If it stays away, the snapshot has no address for it.
+            can_wait: Whether to wait up to ``retryTimeoutMs`` for a broker without an address, unless the
+                last call waited for it in vain. If the broker stays away, the snapshot has no address for it.
 
         Raises:
             RocketMQError: If the cluster cannot be reached at first contact, or while this waits.
@@ -386,7 +399,7 @@ class MicroBatchPlanner:
             self._pause(min(max(due_in_s, 0.001), _PAUSE_S))
 
     def _latest_in_real_time(self, start: Offset, length: OpenBatchLength) -> Offset:
-        """Return the offset with the next plan; ``start`` if no queue can be planned within 5 s."""
+        """Return the offset that holds the next plan; ``start`` if no queue can be planned within 5 s."""
         seq, previous = self.plan_of(start)
         patience = Deadline.after(self._clock, _FIRST_OWNERSHIP_S)
         while True:
@@ -448,7 +461,7 @@ class MicroBatchPlanner:
     ) -> RocketMQError:
         """Return ``error`` if planning is to be tried again, else raise it.
 
-        TopicNotFound is tried again, too: name servers forget topics whose brokers are away.
+        After TopicNotFound, too, planning is tried again: name servers forget topics whose brokers are away.
         """
         if isinstance(error, TopicNotFound):
             self._without_vanished(previous, None)
@@ -473,7 +486,8 @@ class MicroBatchPlanner:
     ) -> tuple[Sequence[QueueRange], Snapshot]:
         """Return where a plain stream's queues go on, and ``snapshot`` without the queues that must wait.
 
-        For a group both arguments are returned unchanged.
+        A queue goes on at another offset than the end in ``previous`` if its offsets began again with other
+        messages. For a group both arguments are returned unchanged.
         """
         if self._generations is None:
             return previous, snapshot
@@ -495,7 +509,7 @@ class MicroBatchPlanner:
     def _without_vanished(
         self, previous: Sequence[QueueRange], snapshot: Snapshot | None
     ) -> Sequence[QueueRange]:
-        """Return ``previous``; leave out the queues of deleted topics if this is a plain stream.
+        """Return ``previous``; for a plain stream, leave out the queues of deleted topics.
 
         Queues that a topic lost, and queues of topics that the query no longer reads, keep their positions: a
         broker keeps their messages, and the topic may get these queues back.
@@ -531,10 +545,10 @@ class MicroBatchPlanner:
         return offset
 
     def _borne(self, trouble: RocketMQError | None, patience: Deadline | None) -> Deadline | None:
-        """Return until when to wait because of ``trouble``; None without trouble.
+        """Return the deadline until which the plan waits because of ``trouble``; None if there is no trouble.
 
-        Earlier trouble that has not ended has set this deadline, ``patience``. For new trouble it is
-        ``retryTimeoutMs`` from now on.
+        ``patience`` is the deadline set by earlier trouble that has not ended; it stays. If it is None, the
+        deadline is ``retryTimeoutMs`` from now on.
 
         Raises:
             RocketMQError: ``trouble``, if ``patience`` has passed.
@@ -593,7 +607,7 @@ class MicroBatchPlanner:
     def _report_held_up(self, held_up: Sequence[QueueRange]) -> None:
         """Log queues that are blocked: the listener has had all messages that it may get without a COMMIT.
 
-        A queue is logged again after its messages were delivered again.
+        A queue that stays blocked is logged once, and again each time its messages were delivered again.
         """
         for had in held_up:
             if had not in self._held_up:
@@ -658,7 +672,11 @@ class MicroBatchPlanner:
             self._pause(_PAUSE_S)
 
     def _look(self, *, is_only_one: bool = False) -> Snapshot:
-        """Return a snapshot; with ``is_only_one``, brokers that register later are missed."""
+        """Return a new snapshot, and log what is left out of it.
+
+        With ``is_only_one`` no further snapshot is taken, so this one must not lack brokers that have yet to
+        register (:meth:`ClusterView.whole_snapshot`).
+        """
         snapshot = self._view.whole_snapshot() if is_only_one else self._view.snapshot()
         self._report_slaves(snapshot)
         for broker_name, error in snapshot.unreachable.items():
@@ -680,12 +698,10 @@ class MicroBatchPlanner:
             logger.warning("planning skipped, trying again at the next trigger: %s", trouble)
 
     def _is_news(self, place: str, error: RocketMQError) -> bool:
-        """Return whether an error is another one than the last at ``place``, and remember it.
+        """Return whether an error must be logged: it is another one than the last at ``place``. Remember it.
 
-        ``place`` is a broker's name, or empty for the cluster as a whole.
-
-        An error is news if it is another object. While a server that refused is not asked again, its error
-        stays the same object.
+        ``place`` is a broker's name, or empty for the cluster as a whole. Errors are compared as objects:
+        while a server that refused is not asked again, its error stays the same object.
         """
         is_news = self._reported.get(place) is not error
         self._reported[place] = error

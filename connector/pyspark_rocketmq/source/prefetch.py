@@ -25,8 +25,8 @@ class _End(NamedTuple):
 def prefetch(made: Generator[T], *, name: str) -> Generator[T]:
     """Yield the values of ``made``, and make at most two further ones while the caller works on a value.
 
-    A daemon thread runs and closes ``made``. It ends when ``made`` does, or soon after the caller closes this
-    generator. No yielded value is kept. An error is raised in place of the value.
+    A daemon thread runs and closes ``made``. The thread ends when ``made`` does, or soon after the caller
+    closes this generator. No yielded value is kept. An error of ``made`` is raised here in place of a value.
     """
     ready: queue.Queue[T | _End] = queue.Queue(maxsize=1)
     has_left = threading.Event()

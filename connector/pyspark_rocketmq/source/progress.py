@@ -1,4 +1,7 @@
-"""Each queue's progress: from Spark's own offset, or from a group's offset store."""
+"""Each queue's progress: from Spark's own offset, or from a group's offset store.
+
+A *plain stream* is a query without a consumer group. Its progress is in Spark's checkpoint.
+"""
 
 from __future__ import annotations
 
@@ -84,7 +87,10 @@ class ProgressSource(Protocol):
         ...
 
     def has_ends(self, queues: Collection[MessageQueue]) -> bool:
-        """Return whether one of these queues' logs ends at a known offset, where another log begins."""
+        """Return whether the log of one of these queues ends at a known offset, where another log begins.
+
+        Such a queue is read up to that offset, so it needs a range with an end, even in real time.
+        """
         ...
 
     def begin_reading(self) -> None:
@@ -110,20 +116,20 @@ class ProgressSource(Protocol):
     def compose(self, previous: Sequence[QueueRange], plan: Plan) -> Sequence[QueueRange]:
         """Return the ranges of the next offset; empty if there is nothing to run.
 
-        Queues with gaps in ``plan`` go on at corrected offsets, which must be stored immediately: an offset
-        past the queue's end is corrected to that end. A later correction would be to a later end, and would
-        skip the messages between the two.
+        Queues with gaps in ``plan`` (next offsets that their brokers do not have) go on at corrected offsets,
+        which must be stored immediately. An offset past the queue's end is corrected to that end; a later
+        correction would be to a later end, and would skip the messages between the two.
         """
         ...
 
     def runnable(self, planned: Sequence[QueueRange]) -> Sequence[QueueRange]:
-        """Return the ranges of a logged plan that may still be run; a queue may have been reset since."""
+        """Return the ranges of a plan in Spark's log that may still be run; a queue may be reset since."""
         ...
 
     def witnesses(self, planned: QueueRange, first: int) -> Witnesses:
-        """Return messages by which a task checks that a :meth:`runnable` range is in the log consumed so far.
+        """Return consumed messages by which a task checks that the queue still has the log consumed so far.
 
-        ``first`` is the queue's smallest offset.
+        ``planned`` is a range that :meth:`runnable` returned, ``first`` the queue's smallest offset.
         """
         ...
 
@@ -215,7 +221,7 @@ class CheckpointProgress:
         return tuple((idle | {new.queue: new for new in plan.ranges}).values())
 
     def runnable(self, planned: Sequence[QueueRange]) -> Sequence[QueueRange]:
-        """Return all: the checkpoint is the truth; the planner checks whether queues have the same logs."""
+        """Return all ranges of the plan; the planner checks whether their queues have the same logs."""
         return planned
 
     def witnesses(self, planned: QueueRange, first: int) -> Witnesses:  # noqa: ARG002
@@ -298,7 +304,7 @@ class GroupProgress:
         self._grants: dict[MessageQueue, int] = {}
         """The grants of held queues in sight, for the plan being made."""
         self._claimed: dict[MessageQueue, int] = {}
-        """The grant under which a queue was claimed."""
+        """The grant in which a queue was claimed last, by queue."""
         self._claiming: dict[MessageQueue, int] = {}
         """The epoch of each queue before a claim that may or may not have been stored."""
         self._stuck = StuckQueueDetector()
@@ -428,10 +434,11 @@ class GroupProgress:
     def _claim_unread(
         self, rows: Mapping[MessageQueue, OffsetRow], snapshot: Snapshot
     ) -> tuple[dict[MessageQueue, OffsetRow], dict[MessageQueue, RocketMQError]]:
-        """If brokers are the store, claim again the claimed queues of which they returned no offset.
+        """Claim again the queues that this member has claimed but for which the brokers returned no offset.
 
-        Return the rows of those that can be planned, and why others wait, which are also removed from
-        ``_grants``: their brokers are away. A broker that only lacks an offset gets the last one known.
+        This happens only if the brokers are the store. A broker that answers but lacks the offset gets the
+        last one known. Return the rows of the queues claimed again, and the errors of claims that failed. The
+        other queues, whose brokers are away, are removed from ``_grants``, and so are those with an error.
         """
         if not is_at_brokers(self._store):
             return {}, {}
@@ -447,7 +454,7 @@ class GroupProgress:
         return claimed, waiting
 
     def _with_known(self, rows: dict[MessageQueue, OffsetRow]) -> dict[MessageQueue, OffsetRow]:
-        """Return ``rows``, and the last known rows of further queues if the brokers are the store."""
+        """Return ``rows``; if the brokers are the store, add the last known rows of queues that it lacks."""
         return {**self._rows, **rows} if is_at_brokers(self._store) else rows
 
     @property
@@ -507,8 +514,8 @@ class GroupProgress:
     ) -> dict[MessageQueue, OffsetRow]:
         """Check whether queues still have the log that was consumed; return the rows that changed.
 
-        Rows change if offsets began again, if a queue was reset at a broker, and if a message that was passed
-        over is noted. Without a message look-up nothing is checked.
+        Rows change if a queue's offsets began again with other messages, if a queue was reset at a broker,
+        and if a message that the group skipped is noted. Without a message look-up nothing is checked.
         """
         if self._generations is None:
             return {}
@@ -547,7 +554,7 @@ class GroupProgress:
         """Return, by queue, how many messages a listener without autoCommit has had and not committed.
 
         A queue is left out unless the listener has had its whole range and committed nothing of it. If the
-        brokers are the store, there is none: the listener is concurrent.
+        brokers are the store, all queues are left out: then the listener is concurrent.
         """
         return (
             {} if self._pauses is not None else self._stalls.uncommitted(progress, self._clock.monotonic_s())
@@ -556,7 +563,8 @@ class GroupProgress:
     def compose(self, previous: Sequence[QueueRange], plan: Plan) -> Sequence[QueueRange]:  # noqa: ARG002
         """Return the new ranges, without queues that have gaps or that this member no longer holds.
 
-        Queues with gaps are reset in the store, which raises their epochs; a later plan has them.
+        Queues with gaps are reset in the store to their corrected offsets, which raises their epochs. A later
+        plan has them.
         """
         gaps = {gap.queue: gap.corrected for gap in plan.gaps}
         if gaps:
@@ -577,16 +585,16 @@ class GroupProgress:
         return ranges
 
     def _within_generation(self, new: QueueRange) -> QueueRange:
-        """Return the range, cut where the queue's log ends and another one begins."""
+        """Return the range, cut at the offset where the queue's log ends and another one begins."""
         end = None if self._generations is None else self._generations.end_of(new.queue)
         return new if end is None or end >= new.end else replace(new, end=end)
 
     def runnable(self, planned: Sequence[QueueRange]) -> Sequence[QueueRange]:
         """Return the ranges whose queues are held and whose epochs are the stored ones.
 
-        A plan in Spark's log is run again after a restart. By then the queue may belong to another member,
-        which would consume it at the same time. If the queue was claimed or reset meanwhile, the range's data
-        must not reach the sink either: the watermark would pass messages that are read again from the new
+        A plan in Spark's log is run again after a restart. By then a queue may belong to another member, and
+        both would consume it at the same time. If a queue was claimed or reset meanwhile, the rows of its
+        range must not reach the sink: the watermark would pass messages that are read again from the new
         position. The committed part of a range is not run again. If the queue is suspended, the rest of a
         range with an end is left to the next plan.
         """
@@ -633,8 +641,8 @@ class GroupProgress:
     def witnesses(self, planned: QueueRange, first: int) -> Witnesses:
         """Return messages by which a task checks that the range is in the log consumed so far.
 
-        They are among those that the queue's row remembers; there are none without a row.
-        ``first`` is the queue's smallest offset.
+        The queue's row in the offset store remembers them; without a row there are none. ``first`` is the
+        queue's smallest offset.
         """
         row = self._run_by.get(planned.queue)
         if row is None:
