@@ -176,7 +176,7 @@ class MessageLookup:
             return error
         trouble = known or BrokerOffsetUnavailable(
             f"Broker {broker_name}: {address} is listed as its master, but is a slave, which may lack "
-            "messages. Queues of which it lacks some wait for their master."
+            "messages. Queues whose messages it lacks wait until their master is back."
         )
         self._slaves[broker_name, address] = trouble, now_s + REFUSED_PAUSE_S
         return trouble

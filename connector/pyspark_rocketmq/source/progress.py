@@ -726,8 +726,8 @@ class GroupProgress:
 
 def _moves_on(consumer_group: str, queue: MessageQueue) -> BrokerOffsetUnavailable:
     return BrokerOffsetUnavailable(
-        f"Group {consumer_group}, {queue}: it was reset again each time it was looked at. It is planned with "
-        "the next look."
+        f"Group {consumer_group}, {queue}: the queue was reset again each time this plan looked at it. It "
+        "waits for the next plan."
     )
 
 

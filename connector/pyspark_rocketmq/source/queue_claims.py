@@ -73,7 +73,7 @@ class QueueClaims:
         self._starts_by_options = starts
         self._broker_offsets = broker_offsets
         self._written: dict[MessageQueue, int] = {}
-        """The epoch of the last reset written to the queue's broker, by queue."""
+        """The epoch of the last reset that was written to the queue's broker, by queue."""
         self._passed = RecentOffsets()
         """Latest offsets of the group; they show whether a broker's lower offset is one that it had before a
         crash."""
@@ -89,7 +89,7 @@ class QueueClaims:
     def note(self, rows: Rows, snapshot: Snapshot, now_s: float) -> None:
         """Note the next offsets in ``rows``, and which brokers answer.
 
-        With these :meth:`claim` recognises an offset to which a crash has put a broker back.
+        By these notes :meth:`claim` recognises an old offset that a broker reports because it has crashed.
         """
         if self._broker_offsets is None:
             return
@@ -159,7 +159,7 @@ class QueueClaims:
     ) -> tuple[dict[MessageQueue, OffsetRow], Waiting]:
         """Claim queues once more in a store at the brokers; return their rows, and why others wait.
 
-        A queue whose broker has no offset begins at the one in ``next_offsets``.
+        A queue for which the broker has no offset goes on at the offset in ``next_offsets``.
 
         Raises:
             RocketMQError: If the store does not take the claims.
@@ -171,7 +171,7 @@ class QueueClaims:
     ) -> tuple[dict[MessageQueue, OffsetRow], Waiting]:
         """Claim queues in the store; return their rows, and why others must wait.
 
-        Only if the brokers are the store, some may have to wait: those of a broker that does not answer.
+        Queues wait only if the brokers are the store, and the queue's broker does not answer.
         """
         claimed: dict[MessageQueue, OffsetRow] = {}
         waiting: Waiting = {}
@@ -212,10 +212,10 @@ class QueueClaims:
     def _without_forgotten(
         self, known: Mapping[MessageQueue, int], rows: Rows, addresses: Addresses
     ) -> tuple[Mapping[MessageQueue, int], Waiting]:
-        """Correct those of the brokers' offsets ``known`` that are too old because a broker crashed.
+        """Correct the brokers' offsets ``known`` where one is too old because its broker has crashed.
 
         Such an offset is replaced by the row's newer one, which is also written to the broker. Return all
-        offsets after this, and the queues whose brokers did not take the newer ones, with the errors.
+        offsets after this, and the queues whose brokers did not take the newer offsets, with the errors.
         """
         forgotten = {
             queue: rows[queue].next_offset
@@ -238,9 +238,10 @@ class QueueClaims:
     def write_resets(self, rows: Rows, addresses: Addresses, now_s: float) -> Waiting:
         """Write each reset of a held queue to its broker before anything is consumed from its target.
 
-        Otherwise the broker's offset would look like another member's at the next claim. The store records
-        what was written. Queues whose broker did not take the reset are returned with the reason: they must
-        not be planned. Brokers that refuse are asked again after 3 s. ``now_s`` is in monotonic seconds.
+        Otherwise the next claim would take the broker's old offset for one that another client has set. The
+        store records what was written. Queues whose broker did not take the reset are returned with the
+        reason, and must not be planned. Brokers that refuse are asked again after 3 s. ``now_s`` is in
+        monotonic seconds.
 
         Raises:
             NoPermission: If the group's offsets may not be written.
@@ -339,9 +340,10 @@ class QueueClaims:
         With broker offsets, decide where all queues of their topics begin, and write this to the brokers
         before any queue is claimed.
 
-        Members that begin at the same time, including Java's, share the queues. Without these offsets the
-        second member would take its own queues for queues created later, and begin with their first messages.
-        The offsets of the queues ``reported`` were just read, so the first request is only for other queues.
+        The reason is that members which begin at the same time, including Java's, share the queues. Without
+        these offsets at the brokers the second member would take its own queues for queues created later, and
+        begin with their first messages. The offsets of the queues ``reported`` were just read, so the first
+        request is only for the topics' other queues.
         """
         if self._broker_offsets is None:
             positions = self._starts_by_options(snapshot, by_option)
@@ -368,7 +370,7 @@ class QueueClaims:
     def _begin_everywhere(
         self, undecided: Collection[MessageQueue], snapshot: Snapshot
     ) -> dict[MessageQueue, int]:
-        """Have the queues ``undecided`` begin by the options, also at their brokers; return where that is."""
+        """Decide by the options where ``undecided`` begin; write it to their brokers, and return it."""
         assert self._broker_offsets is not None
         positions = self._starts_by_options(snapshot, undecided)
         # Other members may have begun and consumed while this process stood still.
@@ -383,10 +385,11 @@ class QueueClaims:
     def _begin_late(
         self, queues: Collection[MessageQueue], snapshot: Snapshot, now_s: float
     ) -> tuple[dict[MessageQueue, int], Waiting]:
-        """Return where ``queues`` of topics begin in which other members have begun, and which of them wait.
+        """Return where queues without an offset begin if other members have begun in their topics.
 
-        They were created after the group began, and begin with their first messages. Or another member is
-        about to write where the group begins in them: they wait for it for 10 s.
+        Another member may just be writing where the group begins in such a queue, so the queue waits for this
+        for 10 s. After that it counts as created later, and begins with its first message. The second value
+        has the queues that wait, and why.
         """
         since = {
             queue: self._begun_by_others.get(queue) or (now_s, _may_be_begun(self._group, queue))
@@ -431,9 +434,9 @@ def await_sole_owner(
     """Wait until none of ``owners`` of a broadcasting instance's progress ``name`` is a living member.
 
     ``members`` returns the living members; None if they are not known, so that any owner may be alive. If
-    they are still not known after half a minute, return. Two queries with the same progress are also detected
-    later, by the epoch of their rows (``GroupProgress``). Two that start at the same moment are detected only
-    there.
+    they are still not known after half a minute, the query goes on. Two queries with the same progress are
+    also detected later, by the epoch of their rows (``GroupProgress``). Two that start at the same moment are
+    detected only there.
 
     Raises:
         OffsetError: If an owner is still alive after half a minute.
@@ -487,7 +490,7 @@ def possible_owners(options: ReadOptions, member_id: str, store: OffsetStore) ->
 
 
 def living_members(options: ReadOptions, pool: ChannelPool, clock: Clock) -> frozenset[str] | None:
-    """Return the group's client ids at all brokers that report them; None if no broker does.
+    """Return the client ids of the group's members at all brokers that report them; None if no broker does.
 
     A broker drops a member that disconnects.
     """

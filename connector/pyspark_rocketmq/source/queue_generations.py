@@ -1,10 +1,10 @@
 """Detect that a queue's offsets begin again with other messages, and begin its next generation.
 
-A generation is one log of a queue; generations are numbered. Whether the log is another one is detected by
-single messages. In a group these are not looked up for each batch, only after a claim or a reset of a queue,
-when its bounds look as if its log had changed, and when its broker did not answer before. A slave is read
-instead of a master only if it has the log consumed so far; one that its route names as master decides
-nothing.
+A generation is one log of a queue; generations are numbered. To find out whether a queue has another log,
+single messages are compared with those consumed before. For a group they are not looked up for each batch,
+but only after a claim or a reset of a queue, when its bounds look as if its log had changed, and when its
+broker did not answer before. A slave is read instead of a master only if it has the log consumed so far. A
+slave that the route names as master never proves that a log has changed: it may only lack messages.
 """
 
 from __future__ import annotations
@@ -65,11 +65,11 @@ class QueueGenerations:
         self._checked: dict[MessageQueue, int] = {}
         """The epoch under which a queue was last checked."""
         self._seen: dict[MessageQueue, QueueBounds] = {}
-        """Bounds at the last plan, without queues that were out of sight or had to wait then."""
+        """Bounds at the last plan; queues that were out of sight or had to wait then are left out."""
         self._copied: dict[MessageQueue, tuple[int, BrokerAddress]] = {}
-        """The epoch of a queue, and the slave at which its newest consumed message was seen."""
+        """The slave at which a queue's newest consumed message was seen, and the queue's epoch then."""
         self._ends: dict[MessageQueue, int] = {}
-        """The offset at which a queue's generation ends, for queues whose position is still below it."""
+        """The offset at which a queue's generation (log) ends, for queues whose position is below it."""
         self.waiting: Mapping[MessageQueue, RocketMQError] = {}
         """Queues that must not be planned yet, and why, as of the last :meth:`follow`."""
 
@@ -205,9 +205,10 @@ class QueueGenerations:
         suspects: Iterable[MessageQueue],
         known: Mapping[MessageQueue, NextGeneration | None],
     ) -> None:
-        """Remember the offsets at which the logs end that the queues in ``suspects`` are read from.
+        """Remember, for each queue of ``suspects``, the offset at which the log it is read from ends.
 
-        A log ends where the next one begins. Where none is known to follow, a remembered end is forgotten.
+        A log ends where the next one begins. If no next log is known, a remembered end is forgotten. Log an
+        end that is new.
         """
         for queue in suspects:
             before = self._ends.pop(queue, None)
@@ -234,9 +235,10 @@ class QueueGenerations:
     ) -> tuple[dict[MessageQueue, LastSkipped], dict[MessageQueue, RocketMQError]]:
         """Return messages that rows lack and must remember, and the errors of look-ups, by queue.
 
-        Such a message is the one right before the queue's position. If it is known where the queue's current
-        generation ends, the last message before this end is another one: ranges below the end are compared
-        with it.
+        Later checks compare a queue's log with them. A row must remember the message right before the queue's
+        position if it remembers no message, or if the group was put ahead of those it remembers. If it is
+        known where the queue's current generation ends, the row must also remember the last message before
+        this end.
         """
         messages = {queue: each.message for queue, each in found.items() if standings[queue].last is None}
         ahead = {
@@ -272,7 +274,7 @@ class QueueGenerations:
         return {queue: LastSkipped(rows[queue].epoch, known) for queue, known in passed.items()}, waiting
 
     def end_of(self, queue: MessageQueue) -> int | None:
-        """Return the offset at which the log ends that a queue is read from; None if no end is known."""
+        """Return the offset at which a queue's current log ends and another begins; None if none is known."""
         return self._ends.get(queue)
 
     def _standing(self, row: OffsetRow) -> Standing:
@@ -296,7 +298,7 @@ class QueueGenerations:
     ) -> NextGeneration | None:
         """Return where the queue goes on in another log (its next generation), now or later.
 
-        Return None while this log goes on and no other one is known.
+        Return None if the queue still has the log that was consumed, and no other one is known.
 
         Raises:
             DataLoss: If ``failOnDataLoss`` is true, messages of the queue are lost, and nobody has moved the
@@ -345,9 +347,10 @@ class QueueGenerations:
     def _outgrown(
         self, rows: Rows, found: Mapping[MessageQueue, Found], snapshot: Snapshot
     ) -> dict[MessageQueue, RocketMQError]:
-        """Return the queues whose position is within the bounds read later, but not within the snapshot's.
+        """Return the queues whose position is within the bounds ``found`` just now, but not the snapshot's.
 
-        A plan from the snapshot would report a loss, so these queues wait, each with the error returned.
+        A plan from the older bounds of the snapshot would report a loss. So these queues wait for the next
+        plan, each with the error returned.
         """
         return {
             queue: BrokerOffsetUnavailable(
@@ -361,7 +364,7 @@ class QueueGenerations:
 
 
 def standing_of(row: OffsetRow, *, was_checked: bool, fails: bool) -> Standing:
-    """Return the position of a group in a queue.
+    """Return a group's position in a queue, and whether somebody else has put the group there.
 
     Args:
         row: The queue's row in the offset store.
@@ -421,9 +424,9 @@ class CheckpointGenerations:
     ``failOnDataLoss``, a log that ends before the position is not checked here, since the planner raises
     DataLoss for it.
 
-    If messages followed the plan's range, and the clock was set back among them, the message before the
-    position may have been stored later than the last one, whose time the checkpoint has. So the message that
-    was the last one then is looked at, too: while it is there, the log is the same.
+    A broker's clock may have been set back. Then the message before the position may have a later store time
+    than the queue's last message at the plan, whose time the checkpoint has. So that last message is looked
+    at, too: while it is still there, the log is the same.
     """
 
     def __init__(self, lookup: MessageLookup, *, fail_on_data_loss: bool) -> None:
@@ -432,11 +435,14 @@ class CheckpointGenerations:
         self._seen: frozenset[MessageQueue] = frozenset()
         """Queues that were in sight at the last :meth:`follow` and did not have to wait."""
         self._begun: dict[MessageQueue, int] = {}
-        """Where queues with another log go on; kept until a plan contains it."""
+        """The offset at which a queue with another log goes on; kept until a plan contains it."""
         self.waiting: Mapping[MessageQueue, RocketMQError] = {}
         """Queues that must not be planned yet, and why, as of the last :meth:`follow`."""
         self.times_of_waiting: dict[MessageQueue, int] = {}
-        """Store times from the last plan with queues that now wait or are out of sight; others go on."""
+        """The store time to compare with, by queue that waits or is out of sight.
+
+        It is from the last plan that had the queue. All other queues are compared with the newest plan's.
+        """
 
     def follow(
         self, previous: Sequence[QueueRange], snapshot: Snapshot, then: StoredThen
@@ -448,8 +454,8 @@ class CheckpointGenerations:
         Args:
             previous: The ranges of the previous plan.
             snapshot: The snapshot that the next plan is made from.
-            then: The brokers' logs when the previous plan was made. A queue that had to wait or was out of
-                sight then has an entry of its own, the store time from the plan before that.
+            then: Facts about the brokers' logs when the previous plan was made. A queue that had to wait or
+                was out of sight at that time has a store time of its own, from an earlier plan.
 
         Raises:
             OffsetsBeganAgain: If a queue's offsets began again, and ``failOnDataLoss`` is true.
@@ -483,16 +489,16 @@ class CheckpointGenerations:
     def of_same_logs(
         self, planned: Sequence[QueueRange], snapshot: Snapshot, then: StoredThen
     ) -> tuple[list[QueueRange], dict[MessageQueue, RocketMQError]]:
-        """Return the ranges of a logged plan, each up to where its log now is another one.
+        """Return the ranges of a logged plan, each cut at the offset from which on its log is another one.
 
-        A range with no message of the log that it was planned from is empty. The next :meth:`follow` returns
-        the position in the other log. The second value has the queues for which this cannot be seen now, and
-        why. Ranges whose masters are away are not checked.
+        A range is empty if nothing is left of the log from which it was planned. The next :meth:`follow`
+        returns the queue's position in the other log. The second value has the queues for which the brokers
+        do not show this now, and why. Ranges whose masters are away are not checked.
 
         Args:
             planned: The ranges, not empty, which an earlier process planned.
             snapshot: The newest snapshot.
-            then: The brokers' logs when the ranges were planned.
+            then: Facts about the brokers' logs when the ranges were planned.
 
         Raises:
             OffsetsBeganAgain, LogTailLost: If a log is another one or lacks messages of its range, and
@@ -527,9 +533,10 @@ class CheckpointGenerations:
     def _made_again(
         self, previous: Sequence[QueueRange], snapshot: Snapshot, then: StoredThen
     ) -> tuple[frozenset[_Place], dict[_Place, RocketMQError]]:
-        """Return the topics, each at one broker, that were created again while they were in sight.
+        """Return the topics, each at one broker, that were deleted and created again between two plans.
 
-        The second value has the topics for which this cannot be seen now, and why.
+        Only one queue of each topic and broker is looked at. The second value has the topics for which the
+        broker does not show this now, and why.
         """
         places: dict[_Place, tuple[MessageQueue, int]] = {}
         for was in previous:
@@ -556,7 +563,7 @@ class CheckpointGenerations:
     def _is_another(
         self, queue: MessageQueue, place: int, found: Found, snapshot: Snapshot, then: StoredThen
     ) -> bool:
-        """Return whether the message ``found`` at ``place``, before a position, shows another log.
+        """Return whether the message ``found`` at ``place``, right before a position, shows another log.
 
         Raises:
             RocketMQError: If the broker did not show a message that must be compared.

@@ -62,8 +62,8 @@ class RangeArrivals:
                 columns.
             pulls_ahead: Whether a thread pulls the next messages while the caller works on the newest ones;
                 only for ranges that have an end.
-            reset_found: Gets each operator's reset that a pull has met and that is in no end of a range
-                which was yielded. May be called until the last pulls are answered, on any thread.
+            reset_found: Function that gets each operator's reset that a pull has met, unless the range's end
+                was yielded with it. May be called until the last pulls are answered, on any thread.
             clock: The clock of pauses and time-outs.
             sleep: Called instead of waiting for the end of a pause; for tests.
         """
@@ -84,7 +84,7 @@ class RangeArrivals:
 
     @property
     def is_open(self) -> bool:
-        """Whether the ranges are open, so that they have no end."""
+        """Whether the ranges are open (have no planned end)."""
         return any(reader.partition.planned.has_open_end for reader in self._readers)
 
     @property
@@ -172,14 +172,14 @@ class RangeArrivals:
             self._report_resets()
 
     def _compared_ahead(self) -> Iterator[Arrival]:
-        """Yield an end for each range that must not be read, because of :meth:`RangeReader.compare_ahead`."""
+        """Yield an end for each range that :meth:`RangeReader.compare_ahead` finds must not be read."""
         for reader, window in zip(self._readers, self._fetcher.ranges, strict=True):
             for end in reader.compare_ahead():
                 window.stop()
                 yield reader.arrival([end])
 
     def _report_resets(self) -> None:
-        """Report the resets that pulls have met, and that no end of a range has which was yielded."""
+        """Report the resets that pulls have met, unless the range's end was yielded with it."""
         if self._reset_found is None:
             return
         for reader, window in zip(self._readers, self._fetcher.ranges, strict=True):

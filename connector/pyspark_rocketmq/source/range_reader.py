@@ -1,4 +1,4 @@
-"""Decode what was fetched of ranges, return each offset of a range once, report every gap.
+"""Decode the messages fetched for ranges: each offset of a range once, in order; every gap is reported.
 
 The messages of a range come in ascending queue offset, each once; a message that is missing causes an error
 or a log entry, except with a filter and in a compacted topic.  :mod:`~pyspark_rocketmq.source.fetcher` sends
@@ -356,7 +356,7 @@ class RangeReader:
         return self._range_end(self.reached, EndReason.STOPPED)
 
     def arrival(self, pieces: Sequence[Messages | RangeEnd] = ()) -> Arrival:
-        """Join pieces of the range that came together, in order; the last one may be the range's end."""
+        """Return pieces of the range that came together as one arrival; the last may be the range's end."""
         end = pieces[-1] if pieces and isinstance(pieces[-1], RangeEnd) else None
         messages = [piece for piece in pieces if not isinstance(piece, RangeEnd)]
         planned, reached, bounds = self.partition.planned, self.reached, self.bounds
@@ -416,9 +416,10 @@ class RangeReader:
         logger.warning("rows may be of two logs: %s", loss)
 
     def _found_at(self, offset: int) -> Found:
-        """Return what the broker has at the offset of the planned log's last message.
+        """Return what the broker has at ``offset``, that of the planned log's last message.
 
-        It is asked again, for a while, if the last pull of the range brought no answer.
+        The window has usually pulled this message. If that pull brought no answer, the broker is asked here,
+        and asked again for ten seconds at most.
 
         Raises:
             RocketMQError: If the broker does not answer, or refuses.

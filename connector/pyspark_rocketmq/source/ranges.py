@@ -165,7 +165,7 @@ def partitions_of(
             raise TransportError(
                 broker_name,
                 f"{queue_range.queue} is planned from {queue_range.start} to {queue_range.end}, but the name "
-                "server knows no living broker of that name",
+                "server knows no living broker of that name. Start the broker",
             )
         wanted = subscription_of(queue_range.queue.topic)
         partitions.append(
@@ -191,7 +191,7 @@ class Ticket(NamedTuple):
     partitions: tuple[QueuePartition, ...]
     """The partitions of ranges that are read together; at least one."""
     tasks: int = 1
-    """Number of tasks of the batch."""
+    """Number of tasks that the whole batch has."""
     open_for_s: float | None = None
     """Length of the batch in seconds if the ranges are open; then a task has one ticket. Otherwise None."""
 
@@ -285,7 +285,7 @@ def plan_to_offset(
     Args:
         seq: The plan's number.
         ranges: One range for each queue.
-        then: The brokers' logs when the plan is made; nothing for a group.
+        then: Facts about the brokers' logs when the plan is made; ``NOTHING_STORED`` for a group.
         open_for_s: Length of a batch of open ranges in seconds; None for closed ranges.
     """
     in_order = sorted(ranges, key=attrgetter("queue"))
@@ -313,10 +313,10 @@ def open_for_s_of(offset: Mapping[str, Any]) -> float | None:
 
 
 def stored_then_of(offset: Mapping[str, Any], planned: Sequence[QueueRange]) -> StoredThen:
-    """Return what Spark's ``offset`` has of the brokers' logs when it was planned.
+    """Return the facts about the brokers' logs that Spark's ``offset`` has from the moment of planning.
 
-    ``planned`` are the offset's ranges. Invalid values are left out. The single time in a checkpoint of an
-    earlier release is returned under ``EVERY_BROKER``.
+    ``planned`` are the offset's ranges. Invalid values are left out. The single store time in a checkpoint of
+    an earlier release is returned under ``EVERY_BROKER``.
     """
     return StoredThen(_stored_by_of(offset), _unread_of(offset, planned))
 

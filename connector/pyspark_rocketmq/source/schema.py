@@ -120,10 +120,11 @@ class RangeEnd:
     """How long these answers took together, in milliseconds."""
 
     def moves(self, planned: QueueRange) -> bool:
-        """Return whether no message of the range, as it was planned, may be delivered any more.
+        """Return whether messages of the range that still wait must not be delivered any more.
 
-        True if the range is open, and its group continues at another offset: an operator has reset it, or the
-        queue has another log. The messages of a closed range that were read are delivered nevertheless.
+        This is so if ``planned``, the range as it was planned, is open, and its group continues at another
+        offset: an operator has reset the group, or the queue has another log. The messages of a closed range
+        that were read are delivered nevertheless.
         """
         is_elsewhere = self.reset_to is not None or self.reason is EndReason.ANOTHER_LOG
         return is_elsewhere and planned.has_open_end

@@ -53,7 +53,7 @@ class MatchingTopics:
     def look(self, deadline: Deadline) -> frozenset[str]:
         """Return the topics that match the pattern; the answer may be ``max_age_s`` seconds old.
 
-        If it cannot be renewed, return the last one.
+        If no name server answers, the last answer is returned, however old it is.
 
         Raises:
             RocketMQError: If every name server fails until ``deadline``, and no topics are known yet.
@@ -110,7 +110,7 @@ class Vanished(NamedTuple):
 
 
 class VanishedQueues:
-    """Asks live brokers about queues that are in no route. For one thread."""
+    """Asks live brokers whether queues that are in no route are gone for good. For one thread."""
 
     def __init__(
         self, name_server: NameServerClient, brokers: BrokerClient, clock: Clock, timeout_s: float
