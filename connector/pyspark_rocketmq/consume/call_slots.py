@@ -103,7 +103,9 @@ class CallSlots(Generic[RunT]):
         self._hanging[run] = count
 
     def wake(self) -> RunT | None:
-        """Return a waiting run that is to call ``take`` again now; None if there is none.
+        """Return a waiting run that the caller must now have ask for a slot again (:meth:`take`).
+
+        Return None if there is none.
 
         If a slot is free, this is the waiting run with the fewest calls. If hanging calls hold all slots,
         each waiting run is woken. A run that was woken already is not returned again. Call this after each

@@ -22,9 +22,9 @@ E1 name rows of ``docs/semantics.md``:
 7. A run that has lasted 60 s delivers nothing new and waits for the running calls, so that the batch can end.
    A run that is given up (its queue was taken away or reset, or the query stops) does so immediately.
 8. If an earlier run could not send back the first message of a range, the range begins with only that
-   message. The others wait while it fails, because they would be delivered again. So a range begins, too, if
-   the earlier run has moved nothing, and the offset store does not keep why: the message then has 0 failures.
-   Its first failure ends such a run.
+   message. The others wait while it fails, because they would be delivered again. A range also begins in this
+   way if the earlier run has moved nothing, and the offset store does not keep the reason; the message then
+   counts 0 failures. The first failure of the message ends such a run.
 9. A range may arrive piece by piece. A run is *dry* when it has nothing to deliver and no running call, while
    more is to arrive; the next messages begin its 60 s again.
 
@@ -237,7 +237,7 @@ class _Out:
 
     @property
     def hangs(self) -> bool:
-        """Whether its listener call still runs, but no message of it is awaited any more."""
+        """Whether the listener call still runs, although all of its messages were sent back."""
         return not (self.is_answered or self.with_listener or self.going_back)
 
 
@@ -389,14 +389,16 @@ class ConcurrentConsumption:
     def failures_of(self, indexes: Sequence[int]) -> Sequence[int]:
         """Return for each message how often in a row it could not be sent back.
 
-        The caller adds this to its reconsume times. Empty if the number is 0 for all messages of the run.
+        The caller adds the number to the message's reconsume times. The result is empty if the number is 0
+        for all messages of the run.
         """
         return [self._failures.get(index, 0) for index in indexes] if self._failures else ()
 
     def next_delivery(self, now_s: float) -> ConcurrentDelivery | None:
         """Return the next messages for the listener.
 
-        None if this run's own calls fill the pool, nothing is due, or the run is suspended or given up.
+        Return None if this run's own calls fill the pool, nothing is due, or the run is suspended or given
+        up.
         """
         if len(self._out) >= self._most_calls or self._is_suspended or self._is_given_up:
             return None
@@ -499,10 +501,10 @@ class ConcurrentConsumption:
             del self._out[number]
 
     def put_off(self, indexes: Sequence[int]) -> None:
-        """Leave to the next run messages that were to be sent back; this run delivers nothing more.
+        """Leave messages that were to be sent back to the next run; this run delivers nothing more.
 
         Raises:
-            KeyError: If one is not on its way back.
+            KeyError: If one of the messages is not on its way back.
         """
         self._is_suspended = True
         for index in indexes:
@@ -514,9 +516,10 @@ class ConcurrentConsumption:
                 del self._out[number]
 
     def wake_s(self) -> float:
-        """Return when to look again, if nothing else happens; infinite if nothing becomes due.
+        """Return the time at which something becomes due by itself; infinite if nothing does.
 
-        A message that is to be consumed again becomes due, or one whose call takes too long.
+        A message that is to be consumed again becomes due, or a call has lasted too long. The caller then
+        calls ``next_delivery`` and ``expired``.
         """
         while self._expiry and not self._is_with_listener(*self._expiry[0]):
             heappop(self._expiry)

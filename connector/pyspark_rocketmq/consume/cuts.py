@@ -396,7 +396,7 @@ class Cuts:
         return frozenset(self._batch.ended)
 
     def is_anybody_delivering(self, now_s: float) -> bool:
-        """Return whether a task may still deliver, also one that another attempt has replaced."""
+        """Return whether any task may still deliver; a task that another attempt has replaced counts, too."""
         return any(task.may_deliver(now_s) for task in self._batch.tasks.values())
 
     @property
@@ -533,9 +533,10 @@ class Cuts:
         return self._go_on(now_s)
 
     def lost(self, task: str, now_s: float, *, is_silent: bool = False) -> list[Action]:
-        """Note that a task's newest connection broke; it may resume.
+        """Note that a task's newest connection broke; the task may connect again (:meth:`resume`).
 
-        ``is_silent``: nothing came from it for a while, so it may not have noticed yet that it must pause.
+        ``is_silent``: nothing came from the task for a while, so it may not have noticed yet that it must
+        pause.
         """
         if (mine := self._batch.tasks.get(task)) is not None:
             mine.is_connected = False
@@ -613,9 +614,10 @@ class Cuts:
     # --- the batch ------------------------------------------------------------------------------------------
 
     def tick(self, now_s: float) -> list[Action]:
-        """Do what is due at ``now_s``: ask for a cut, stop waiting for parts, try a failed commit again.
+        """Do what is due at ``now_s``.
 
-        Waiting offsets may be due, too.
+        These may be due: a cut to ask for, the end of waiting for parts, another try of a failed commit, and
+        offsets to store.
         """
         actions: list[Action] = []
         if self._retry_s is not None and now_s >= self._retry_s:
@@ -658,11 +660,11 @@ class Cuts:
         return self._go_on(now_s)
 
     def rest(self, parts: Sequence[Part]) -> Group | None:
-        """Return the last group, of parts that come with the job's result; None if there are none.
+        """Return the batch's last group, made of the parts that came with the job's result; None if none did.
 
-        Call it once the closed batch is settled. A queue is left out of the commit if its ack does not begin
-        where the parts before have ended, or if nothing more of it is committed. A task that could not reach
-        the driver is unknown here, so its part is taken wherever it begins.
+        Call this once the closed batch is settled. A queue is left out of the commit if its ack does not
+        begin where the parts before have ended, or if the queue is poisoned (rule 4). The queues of a task
+        that could not reach the driver are unknown here, so its part is taken wherever it begins.
         """
         if not parts:
             return None
@@ -684,7 +686,7 @@ class Cuts:
         return part_id in task.known
 
     def _is_another_attempt(self, former: _Task | None, attempt: int) -> bool:
-        """Return whether an attempt is not its task's first (rule 3); ``former`` is the newest one so far."""
+        """Return whether an attempt is a later one of its task (rule 3); ``former`` is the newest so far."""
         return former is not None or attempt > 0
 
     def _is_poisoned(self, queue: MessageQueue) -> bool:
@@ -789,8 +791,8 @@ class Cuts:
     def _go_on(self, now_s: float, *, at_once: bool = False) -> list[Action]:
         """Do what the state allows: stop waiting for parts, begin a commit, free ended queues.
 
-        Waiting ends when all tasks have answered, when its time is over, or with ``at_once``. The commit is
-        one of a group, or only of waiting offsets.
+        Waiting for parts ends when all tasks have answered, when its time is over, or with ``at_once``. The
+        commit is that of a group, or only of offsets that wait.
         """
         gathering = self._gathering
         if gathering is not None and (at_once or not gathering.missing or now_s >= gathering.until_s):

@@ -1,4 +1,4 @@
-"""Counts deaths of tasks in real time, so that what ends a task each time does not end tasks for ever.
+"""Counts deaths of tasks in real time, so that a query fails if one cause ends its tasks again and again.
 
 After a task has died, Spark starts another attempt of it. Spark never gives up, because that attempt ends
 well: it consumes nothing and has another batch planned (rule 3 of :mod:`~pyspark_rocketmq.consume.cuts`). So

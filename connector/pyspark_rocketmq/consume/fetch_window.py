@@ -102,7 +102,7 @@ broker in trouble delays the queues of other brokers."""
 
 
 class TailLost(OffsetError):
-    """The broker's queue ends before the range does; ask for its bounds again to see where to go on."""
+    """The broker's queue ends before the range does. The next plan reads its bounds again."""
 
 
 class QueueReset(OffsetError):
@@ -133,9 +133,10 @@ class PullTask(NamedTuple):
 
 
 def reset_in(of: ReadRange, task: PullTask, outcome: PullResult | RocketMQError) -> int | None:
-    """Return the offset to which an operator has reset the group, by the answer to a pull; None without one.
+    """Return the offset to which an operator has reset the group, if the answer to a pull reports a reset.
 
-    ``of`` is the range of the pull. A slave has no resets, and a reader without a group follows none.
+    Return None if it reports none. ``of`` is the range of the pull. A slave has no resets, and a reader
+    without a group follows none.
     """
     is_to_master = task.broker_id == MASTER_ID and not of.is_slave
     if not (isinstance(outcome, PullResult) and is_to_master and of.settings.is_group_read):
@@ -186,8 +187,9 @@ class RangeWindow:
                 group has ranges with an open end.
             segment: Offsets per segment, at least 1.
             depth: Maximum number of pulls in flight, at least 1.
-            max_ahead_bytes: While this many bytes wait for ``take()``, only the first open segment goes on
-                (otherwise nothing could ever be taken). Answers already in flight still add to them.
+            max_ahead_bytes: While this many bytes wait for ``take()``, only the first segment that is not
+                complete is pulled. It must go on, because its messages leave first. Answers already in flight
+                still add to the bytes.
             log: Called as ``Logger.log``, with events that an operator should see.
         """
         self.failure: RocketMQError | None = None
@@ -203,7 +205,7 @@ class RangeWindow:
         self.has_held_pull = False
         """Whether a pull is under way that the broker may hold."""
         self.is_on_hold = False
-        """Whether no pull must be sent now, because the queue has too many messages that wait."""
+        """Whether to send no pull for now, because too many of the queue's messages wait for the listener."""
         self.skipped = range(0)
         """Offsets passed over, and logged, because the broker no longer has them; may be empty."""
         self.bounds: tuple[int, int] | None = None
@@ -282,9 +284,9 @@ class RangeWindow:
         return segments.takeable_bytes > 0 or (self._has_open_end and segments.reached > self._handed_out)
 
     def pause_left_s(self, now_s: float) -> float:
-        """Return the seconds to wait before the next pull; 0 without a pause.
+        """Return the seconds to wait before the next pull; 0 if the range does not pause.
 
-        Also 0 while the range must not pull because too many of its queue's messages wait (``is_on_hold``).
+        Return 0 also while the range is on hold (``is_on_hold``): no time ends that.
         """
         return 0.0 if self.is_on_hold else max(0.0, self._resumes_at_s - now_s)
 
@@ -325,7 +327,7 @@ class RangeWindow:
     def held_task(self, now_s: float) -> PullTask | None:
         """Return the pull that the broker is to hold until there are messages (long polling).
 
-        None unless the range's end is open and reached, and no pull is in flight.
+        Return None if the range has a planned end, has not reached its queue's end, or has a pull in flight.
         """
         pull = self.segments.pull_at_end()
         if pull is None:
@@ -446,8 +448,8 @@ class RangeWindow:
     def lost(self, task: PullTask, error: RocketMQError | None, now_s: float) -> None:
         """Note that a pull failed.
 
-        It is sent again now if ``error`` is None, or if another broker can be asked. Otherwise ``settle``
-        decides about the error.
+        The pull is sent again now if ``error`` is None, or if another broker can be asked. Otherwise
+        ``settle`` decides about the error.
         """
         self.has_held_pull = False
         self.segments.lost(task.segment_id)
@@ -485,10 +487,11 @@ class RangeWindow:
         self.newest_answer = None if answer is None else answer._replace(body=bytes(answer.body))
 
     def settle(self, now_s: float) -> None:
-        """Act on errors since the last call: pause if they may pass and patience lasts, else fail the range.
+        """Act on the errors since the last call: pause and pull again, or fail the range.
 
-        Patience is ``retry_timeout_s`` from the first error after a success, in a group at most 10 s. For
-        retryable errors of a range with an open end, it never ends.
+        The range pauses if the errors may pass and its patience is not over. Patience is ``retry_timeout_s``
+        from the first error after a success, in a group at most 10 s. For retryable errors of a range with an
+        open end, it is never over.
         """
         if not self._troubles:
             return
@@ -538,7 +541,10 @@ class RangeWindow:
         return (2 if self._is_pulled_again(trouble) else 1), 0
 
     def stand_still(self) -> None:
-        """Fail the range: call this if the range is not over, waits for nothing, and has no pull to send."""
+        """Fail the range, because nothing would ever happen to it any more.
+
+        Call this if the range is not over, waits for nothing, and has no pull to send.
+        """
         planned = self._of.planned
         self.failure = RocketMQError(
             f"{planned.queue}: reading {planned.extent} from {self._of.address} is blocked, with no pull in "
@@ -571,7 +577,7 @@ class RangeWindow:
     def _meet_reset(self, asked: int, target: int) -> RocketMQError | None:
         """Return the error for an operator's reset, which the broker reports instead of sending messages.
 
-        None if the pull is simply to be sent again.
+        Return None if the pull is simply to be sent again.
 
         A broker that keeps resets itself (``useServerSideResetOffset``) answers so to the group's next pull
         of the queue, once (``ConsumerOffsetManager.queryThenEraseResetOffset``). A group's range ends here,
@@ -617,7 +623,10 @@ class RangeWindow:
         return SystemBusy(int(status), text, request=request, address=self._of.address)
 
     def _queue_is_gone(self, asked: int, error: RocketMQError) -> DataLoss | None:
-        """Return the loss that a refusal means; None for other errors, and in a group, which plans again."""
+        """Return the loss of messages that a refusal shows; None if it shows none.
+
+        A group gets None, too: its next plan finds the loss.
+        """
         if self._settings.is_group_read or not isinstance(error, BrokerError):
             return None
         if error.code == ResponseCode.TOPIC_NOT_EXIST:
@@ -764,8 +773,9 @@ class FetchWindow:
     def lost(self, task: PullTask, error: RocketMQError | None, now_s: float) -> None:
         """Note that a pull failed.
 
-        It is sent again now if ``error`` is None, or if another broker can be asked. Otherwise ``settle``
-        decides. Nothing is sent again for a range that has failed or is stopped, nor a pull of rule 7.
+        The pull is sent again now if ``error`` is None, or if another broker can be asked. Otherwise
+        ``settle`` decides. Nothing is sent again for a range that has failed or is stopped, nor a pull of
+        rule 7.
         """
         self.in_flight -= not task.is_held
         window = self.ranges[task.range_index]
@@ -791,7 +801,7 @@ class FetchWindow:
     def stand_still(self) -> None:
         """Fail all ranges that are not handed out completely, except those on hold (``is_on_hold``).
 
-        Call this if they wait for nothing, and none has a pull to send.
+        Call this if these ranges wait for nothing, and none has a pull to send.
         """
         for window in self._open:
             if not window.is_on_hold:

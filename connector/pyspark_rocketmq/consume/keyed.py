@@ -14,8 +14,8 @@ have in the queue. So a message may be finished while an earlier one is not. The
    delivered again.
 3. The lowest message comes first. The first 2,000 messages from ``committed`` on are *admitted*, that is, may
    be delivered (Java's ``consumeConcurrentlyMaxSpan``). The *first lane* is the lane of ``committed``. If the
-   listener has had all its messages without a commit, further messages are admitted until one of them is in
-   this lane.
+   listener has had all messages of the first lane without a commit, further messages are admitted until one
+   of them is in this lane.
 4. Only the first lane sends dead letters; another lane waits until it is the first. A listener call may have
    several messages of a lane, with a gap between them. A dead letter above that gap is sent again if the run
    ends before the gap is closed.
@@ -26,9 +26,9 @@ have in the queue. So a message may be finished while an earlier one is not. The
    messages of it without a commit.
 7. If the first lane is suspended and messages above it are finished, the task waits for the run (``leads``),
    until 60 s after the run's beginning.
-8. A suspended run goes on when the suspension of any lane is over. If the run ends before, the queue stays
-   suspended for as long as its first lane, with which the next range begins. Suspensions of other lanes end
-   with the run.
+8. A suspended run goes on when the suspension of any lane is over. If the run ends before that, the queue
+   stays suspended for as long as its first lane, with which the next range begins. Suspensions of other lanes
+   end with the run.
 9. A range may arrive piece by piece. A run is *dry* when it has delivered all that has arrived and more is to
    arrive; the next messages begin its 60 s again. A delivery has only messages that have arrived by then.
 
@@ -144,9 +144,9 @@ class _Lane(OrderlyConsumption):
         return self._indexes[place - self._dropped]
 
     def stored_letters(self, stored: Collection[int], now_s: float) -> Outcome:
-        """Note which dead letters of the lane's delivery were stored by a broker; ``stored`` has indexes.
+        """Note which dead letters of the lane's delivery a broker has stored; ``stored`` has their indexes.
 
-        Return the outcome, as ``OrderlyConsumption.sent_back`` does.
+        Return the outcome of the delivery, as ``OrderlyConsumption.sent_back`` does.
         """
         places = range(self._next, self._stop)
         return self.sent_back([place for place in places if self.index_at(place) in stored], now_s)
@@ -323,9 +323,10 @@ class KeyedConsumption:
         return None
 
     def due_s(self, now_s: float) -> float:
-        """Return from when on ``next_work`` has work for one more worker; ``now_s`` if it has some now.
+        """Return the time from which on ``next_work`` has work for one more worker; ``now_s`` if it has some.
 
-        Infinite if no work comes merely because time passes, or if the run is suspended, over or given up.
+        The time is infinite if only an answer or more messages can bring work, or if the run is suspended,
+        over or given up.
         """
         if self.finished is not None or self._is_given_up:
             return inf

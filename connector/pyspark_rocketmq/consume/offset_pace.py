@@ -59,9 +59,9 @@ class OffsetPace:
     def is_group_stored(self, group: Group, ended: Collection[MessageQueue], now_s: float) -> bool:
         """Return whether the commit of ``group`` is to store offsets: the group's own and all that wait.
 
-        It is in four cases: offsets never wait, their time has come, a queue of ``ended`` (which no task
-        delivers any more) has an offset to store, or the group has something to be stored immediately: retry
-        counts, a suspension, a reset or another log.
+        Offsets are stored in four cases: if they never wait; if their time has come; if a queue of ``ended``,
+        which no task delivers any more, has an offset to store; and if the group has progress that is stored
+        immediately (rule 3).
         """
         return (
             not self._may_wait
@@ -75,8 +75,8 @@ class OffsetPace:
     ) -> bool:
         """Return whether an offset of one of the ``ended`` queues is still to be stored.
 
-        That is so if the queue's rows are committed without its offset, or if the queue is among the
-        ``others``, the queues of a group to commit.
+        It is if rows of the queue are committed without its offset, or if the queue is one of ``others``, the
+        queues of a group to commit.
         """
         return any(queue in self._behind or queue in others for queue in ended)
 
@@ -103,7 +103,7 @@ class OffsetPace:
 
 
 def _is_for_store(ack: QueueAck) -> bool:
-    """Return whether an ack has retry counts, a suspension, a reset or another log: stored immediately."""
+    """Return whether an ack has progress to store immediately (rule 3)."""
     state = ack.state
     is_tried = bool(state.reconsume_times or state.retry_counts) or state.suspended_until_s is not None
     return is_tried or ack.reset_to is not None or ack.is_another_log

@@ -228,7 +228,7 @@ class OrderlySettings:
 
 
 def suspended_for_s(until_s: float, now_s: float) -> float:
-    """Return for how many seconds a queue remains suspended, at most 30; 0 or less if that is over.
+    """Return for how many seconds a queue remains suspended, at most 30; 0 or less if no longer.
 
     ``until_s`` is the end of the suspension by the wall clock of the computer that has suspended the queue;
     ``now_s`` is the time by this one's. A clock may have been set back meanwhile: hence the maximum.
@@ -455,10 +455,11 @@ class OrderlyConsumption:
         return outcome
 
     def sent_back(self, stored: Collection[int], now_s: float) -> Outcome:
-        """Note indexes of the last outcome's dead letters that a broker has ``stored``; the others failed.
+        """Note that the last outcome's dead letters were sent; ``stored`` has the indexes of those stored.
 
-        Unless the whole delivery is stored, it is put back and the queue is suspended; only messages that are
-        not stored count as reconsumed.
+        If a broker has stored each message of the delivery, the delivery counts as consumed. Otherwise the
+        whole delivery is put back and the queue is suspended; only messages that are not stored count as
+        reconsumed.
 
         Returns:
             An outcome with the effect COMMIT (ACCUMULATE without autoCommit) if each message of the delivery

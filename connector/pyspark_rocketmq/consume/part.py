@@ -44,8 +44,9 @@ class QueueAck:
     """Number of deliveries that the listener gave back."""
     finished: str
     """Why the engine stopped: EXHAUSTED (the listener has had all messages), SUSPENDED, SLICE_USED (the time
-    is over), GIVEN_UP or, if concurrent, THREADS_LOST (calls that hang hold all threads). GOING_ON if the
-    range goes on, NOT_BEGUN if the task has not begun it."""
+    is over), GIVEN_UP (the queue goes elsewhere or the query stops) or, for a concurrent listener,
+    THREADS_LOST (calls that hang hold all threads). GOING_ON if the range goes on, NOT_BEGUN if the task has
+    not begun it."""
     read: int = 0
     """Number of messages that were read since the previous ack, whether the listener got them or not."""
     reset_to: int | None = None
@@ -239,7 +240,7 @@ def parts_without(
     """Divide parts into those that have none of these queues, and the others.
 
     A later part that shares a queue with one of the others is among the others, too: it continues where that
-    part has ended, and only parts of the first kind are kept.
+    part has ended, and so must not be committed without it.
     """
     gone = set(queues)
     kept: list[Part] = []
@@ -254,9 +255,9 @@ def parts_without(
 
 
 def continued(parts: Sequence[Part]) -> Part:
-    """Join the parts of one task, at least one, to a single part with the id of the last one.
+    """Join the parts of one task, at least one, to a single part with the id of the last part.
 
-    Several parts may have the same queue; its acks must then follow each other without a gap.
+    If several parts have an ack of the same queue, these acks must follow each other without a gap.
     """
     return Part(
         id=parts[-1].id,

@@ -115,9 +115,9 @@ class StuckQueueDetector:
         )
 
     def planned(self, queues: Collection[MessageQueue], now_s: float) -> list[MessageQueue]:
-        """Note the plan's queues; return those left out for ``LONGEST_LEFT_OUT_S`` since they were ready.
+        """Note the plan's queues; return ready ones that plans have left out for ``LONGEST_LEFT_OUT_S``.
 
-        A queue that stays out is returned again after the same time. ``now_s`` is monotonic.
+        A queue that is still left out is returned again after the same time. ``now_s`` is monotonic.
         """
         waiting = self._ready.difference(queues)
         self._since_s = {queue: self._since_s.get(queue, now_s) for queue in waiting}
@@ -303,7 +303,7 @@ class UncommittedDelivery(NamedTuple):
 
     offsets: int
     rests: bool
-    """True while the listener must not get these messages again without new ones."""
+    """True while the listener must not get these messages again, unless new ones can be added to them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -329,8 +329,8 @@ class Plan:
     """Queues whose next offset is outside their broker's bounds, sorted; the caller reacts according to
     failOnDataLoss."""
     readable: int
-    """Number of offsets that could be read now without limits. Suspended queues count only in a plan of
-    open ranges."""
+    """Number of offsets that could be read now if there were no limits. Suspended queues count only in a plan
+    of open ranges."""
     next_due_s: float | None
     """Wall-clock second at which the first suspended queue with something to read is due; None if there is
     none, and in a plan of open ranges."""
@@ -426,7 +426,7 @@ def suspended_until(state: QueueState, now_s: float) -> float | None:
 
 
 def _after_gap(gap: OffsetGap, state: QueueState) -> QueueState:
-    """Return the queue's state at the gap's corrected offset: not suspended, and without retry counts."""
+    """Return the queue's state to go on with at the corrected offset: not suspended, without retry counts."""
     return QueueState(gap.corrected, state.epoch)
 
 
@@ -599,9 +599,9 @@ class StandstillPauses:
 
     Only the brokers are such a store. Their groups are concurrent, so a listener that has had a message has
     also committed it. A queue stands still because the listener could not be opened, no broker took a failed
-    message back, or a pull was refused. It is due again after 5 s. Until it moves, each range of it begins
-    with only its first message: if no broker takes that one back, the listener must not get the others again
-    each time. An open range has lasted, and the next one is due immediately.
+    message back, or a pull was refused. The queue is due again after 5 s. Until it moves, each of its ranges
+    begins with only the first message: if no broker takes that one back, the listener must not get the others
+    again each time. After an open range, which has lasted long enough, the queue is due immediately.
 
     Call ``suspended()`` with fresh progress before each plan and ``planned()`` with the ranges that are run
     after it. Times are wall-clock seconds.
@@ -640,7 +640,8 @@ class StandstillPauses:
     def planned(self, ranges: Iterable[QueueRange]) -> None:
         """Remember the ranges that are run, to compare them with the progress they bring.
 
-        Leave out open ranges that have nothing to read when they are planned: these may stay where they are.
+        The caller leaves out open ranges that have nothing to read when they are planned: their queues do not
+        move, and must not be suspended for it.
         """
         self._last_plan = {
             planned.queue: (planned.start, 0.0 if planned.has_open_end else SEND_BACK_PAUSE_S)

@@ -155,13 +155,19 @@ class OffsetGap:
 
 
 class StoredThen(NamedTuple):
-    """The brokers' logs when a plain stream made a plan; a later log is compared with them."""
+    """Facts about the brokers' logs when a plain stream (a query without a group) made a plan.
+
+    By comparison with them a later plan finds out whether a queue has another log.
+    """
 
     times: StoredBy = MappingProxyType({})
     unread: Unread = MappingProxyType({})
 
     def newest_of(self, queue: MessageQueue, place: int) -> int:
-        """Return the offset of the queue's last message at the plan, whose range ended after ``place``."""
+        """Return the offset of a queue's last message at the time of the plan.
+
+        ``place`` is the last offset of the queue's range in the plan.
+        """
         return place + self.unread.get(queue, 0)
 
 
@@ -171,10 +177,10 @@ NOTHING_STORED: Final = StoredThen()
 def unread_after(
     ranges: Iterable[QueueRange], bounds: Mapping[MessageQueue, QueueBounds], before: Unread
 ) -> Unread:
-    """Return how many messages follow each of a plan's ``ranges``.
+    """Return how many messages follow each of a plan's ``ranges``, up to the queue's end in ``bounds``.
 
     A queue that is out of sight, or whose broker lacks messages of the range, keeps its number from
-    ``before``, the result for the previous plan: its position has not moved since.
+    ``before``, the result for the previous plan, because its position has not moved since.
     """
     unread: dict[MessageQueue, int] = {}
     for each in ranges:
@@ -193,10 +199,9 @@ def stored_by(
 ) -> StoredBy:
     """Return, by broker, the latest store time of the messages up to the ends in ``bounds``.
 
-    A broker whose time is not known is missing. Single queues have no entries. The next plan compares
-    messages with this time. A message that was stored later, but has the offset of a passed message, belongs
-    to another log: the topic was deleted and created again, or a slave without the log's end has become
-    master.
+    The next plan compares messages with this time. A message that was stored later, but has the offset of a
+    passed message, belongs to another log: the topic was deleted and created again, or a slave without the
+    log's end has become master. A broker whose time is not known is left out. Single queues have no entries.
 
     Args:
         before: Result of this function for the previous plan.
@@ -252,11 +257,10 @@ def latest_at(times: StoredBy, broker_name: str) -> int:
 def ending_positions(
     spec: QueuePositions, bounds: Mapping[MessageQueue, QueueBounds]
 ) -> tuple[dict[MessageQueue, int], tuple[str, ...]]:
-    """Return the exclusive ends of all queues, and a sentence for each wanted end beyond the broker's.
+    """Return the exclusive ends of all queues, and a sentence for each wanted end beyond the queue's own end.
 
-    Instead of such an end, the queue gets the broker's.
-
-    A queue that is to end at EARLIEST_OFFSET ends at its first message, so nothing is read of it.
+    In place of such an end, the queue's own end is returned. A queue that is to end at EARLIEST_OFFSET ends
+    at its first message, so nothing is read of it.
     """
     ends: dict[MessageQueue, int] = {}
     problems: list[str] = []

@@ -1,4 +1,4 @@
-"""A range to read, and how to read it: what a plan gives to the tasks. Pure."""
+"""A range to read, and the settings to read it with, as a plan gives them to the tasks. Pure."""
 
 from __future__ import annotations
 
@@ -103,8 +103,8 @@ class ReadRange:
     """Consumed messages. If another message now has the offset of one, the queue has another log: nothing of
     the range is read, and it ends at its start."""
     newest: NewestStored | None = None
-    """The queue's last message when a batch read was planned: it shows at the end whether the log is still
-    the same. None if it is not known, and in a stream, whose next plan looks at its queues."""
+    """The queue's last message when a batch read was planned. At its end the read shows by it whether the log
+    is still the same. None if it is not known, and in a stream, whose next plan compares the logs."""
     replicas: Mapping[int, BrokerAddress] = field(default_factory=dict, hash=False)
     """Addresses of the master's replicas, by broker id; ``slave_reads`` decides when pulls go there."""
     is_slave: bool = False

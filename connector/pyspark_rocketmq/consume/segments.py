@@ -1,11 +1,12 @@
 """The segments of one range: which part of it each pull reads, and its chunks in queue order. No I/O.
 
-A range ``[start, end)`` is cut into segments, each with at most one pull in flight; an answer moves its
-segment on to ``nextBeginOffset`` until it has reached its end. Answers arrive in any order; *chunks*, each
-with one answer's messages, leave in queue order.
+A range ``[start, end)`` is cut into segments, each with at most one pull in flight. An answer moves its
+segment on to ``nextBeginOffset``, until the segment has reached its end and is *complete*. From its first
+pull until then a segment is *open*. Answers arrive in any order; *chunks*, each with one answer's messages,
+leave in queue order.
 
 In real time a range's end is open: ``end`` is then the newest known end of its queue, and moves. When a range
-has reached it, only one pull, of the first open segment, is made, and waits at the broker for more messages.
+has reached that end, it makes only one pull, which waits at the broker for more messages.
 """
 
 from __future__ import annotations

@@ -57,7 +57,7 @@ class CommitTimes:
     def rests(self, now_s: float) -> bool:
         """Note that there is nothing to deliver until more arrives; return whether :attr:`due_s` has changed.
 
-        A commit that is to come is then due now.
+        If something settled waits for a commit, the commit is due now.
         """
         is_earlier = now_s < self._due_s < inf
         if is_earlier:

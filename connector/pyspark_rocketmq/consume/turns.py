@@ -376,11 +376,11 @@ class TaskTurns(Generic[QueueT]):
     # --- queues with several workers ------------------------------------------------------------------------
 
     def offered(self, queue: QueueT, due_s: float, *, leads: bool = False) -> None:
-        """Note that one more worker may join a queue from ``due_s`` on, because it has a delivery to make.
+        """Note that one more worker may join a queue from ``due_s`` on: the queue has a delivery for it.
 
         The queue has a worker already or is suspended. ``leads``: the delivery keeps the task going. If the
-        queue's last worker is about to report (:meth:`leaves`), no worker joins; the report must then
-        include the delivery.
+        queue's last worker is about to report the queue's state (:meth:`leaves`), no worker joins; the report
+        must then include the delivery.
         """
         waiting = self._waiting.get(queue)
         if queue not in self._reporting and (waiting is None or due_s < waiting.due_s):
