@@ -313,8 +313,8 @@ class MachineRoomNearby:
     ) -> Sequence[MessageQueue]:
         """Return this member's share of its room's queues, and of those in each room without a consumer.
 
-        The queues of its own room come first, then those of the other rooms in order of their names. Empty if
-        the member is not in ``members``.
+        The queues of its own room come first, then those of the other rooms in order of their names. A member
+        that is not in ``members`` gets none.
 
         Raises:
             ValueError: If the client id, the queues or the members are empty, or a queue or a member has no

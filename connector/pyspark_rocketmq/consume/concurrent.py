@@ -90,7 +90,7 @@ class Answer(NamedTuple):
     waits: bool = False
     """Whether the failed messages are delivered again by a later run instead of being sent back.
 
-    True if the failure has nothing to do with the messages.
+    They are if the failure has nothing to do with them, for example if a schema registry is down.
     """
 
     def ended_after(self, lasted_s: float, timeout_s: float) -> ReturnType:

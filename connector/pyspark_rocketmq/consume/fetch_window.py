@@ -810,9 +810,9 @@ class FetchWindow:
     def is_ready(self) -> bool:
         """Return whether to call ``take`` now.
 
-        True if a range is over, or if a range at its queue's end has messages. Otherwise true if messages
-        wait for ``take`` and one of these holds: they are enough to decode fast, no pull in flight
-        can bring more of them, or little memory is left for other pulls.
+        Call it immediately if a range is over, or if a range at its queue's end has messages. Messages of
+        other ranges wait until they are enough to decode fast, until no pull in flight can bring more, or
+        until little memory is left for other pulls.
         """
         takeable = log_checks = 0
         for window in self._open:

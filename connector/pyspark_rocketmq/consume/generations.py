@@ -52,7 +52,7 @@ class Witnesses(NamedTuple):
     """Messages consumed in a queue's generation; with them a task checks that the log is still the same."""
 
     before: LastMessage | None = None
-    """The nearest message before the task's range; it is pulled again with the range. None if unknown."""
+    """The nearest message before the task's range, which is pulled again with the range; None if unknown."""
     ahead: LastMessage | None = None
     """The newest message, if it is at or after the range's start, because the group was set back or its sink
     is ahead; otherwise None."""
@@ -64,7 +64,8 @@ NO_WITNESSES: Final = Witnesses()
 def shows_another_log(ahead: LastMessage, found: LastMessage | None, bounds: QueueBounds) -> bool:
     """Return whether the consumed message ``ahead`` is gone: replaced by ``found``, or beyond the end.
 
-    ``found`` is the message now at its offset; None if no message could be read there, which shows nothing.
+    ``found`` is the message now at the offset of ``ahead``. It is None if no message could be read there,
+    which shows nothing.
     """
     return ahead.queue_offset >= bounds.max_offset or found not in {None, ahead}
 
@@ -86,8 +87,8 @@ class NewestStored(NamedTuple):
 def shows_later_log(newest: NewestStored, found: LastMessage | None, bounds: QueueBounds) -> bool:
     """Return whether the queue has another log than when ``newest`` was its last message.
 
-    ``found`` is the message now at the offset of ``newest``. None if no message could be read there, which
-    shows nothing unless the log ends before that offset.
+    ``found`` is the message now at the offset of ``newest``; None if no message could be read there. None
+    shows another log only if the queue ends before that offset.
     """
     is_later = found is not None and found.store_timestamp > newest.stored_at_ms
     return is_later or newest.queue_offset >= bounds.max_offset
@@ -318,7 +319,8 @@ class Standing(NamedTuple):
     def place_to_look_at(self) -> int:
         """Return the offset whose message shows whether the queue still has the log that was consumed.
 
-        This is the newest remembered message's or, without one, the offset before the position.
+        This is the offset of the newest remembered message. If no message is remembered, it is the offset
+        before the position.
         """
         return max(0, self.next_offset - 1) if self.last is None else self.last.queue_offset
 

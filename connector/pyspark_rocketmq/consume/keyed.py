@@ -248,9 +248,10 @@ class KeyedConsumption:
 
     @property
     def has_had_all(self) -> bool:
-        """Whether the listener has had all messages with the lowest unfinished message's key.
+        """Whether the listener has had all messages with the lowest unfinished message's key, uncommitted.
 
-        True only if all messages of the range have arrived, and the last ones with the key had no commit.
+        False while more messages of the range are to arrive, and if the last ones with the key were
+        committed.
         """
         first = self._first_lane()
         is_all_there = self._is_whole and self._admitted >= self._count
@@ -339,8 +340,8 @@ class KeyedConsumption:
     def leads(self, now_s: float) -> bool:
         """Return whether the task should wait for this suspended run, because finished messages wait in it.
 
-        True only while the key of the lowest unfinished message is suspended, and ``now_s`` is before
-        ``lead_ends_s``. The result means nothing for a run that is not suspended.
+        The task waits while the key of the lowest unfinished message is suspended, until ``lead_ends_s``. The
+        result means nothing for a run that is not suspended.
         """
         return self.goes_on_at_s is not None and bool(self._above) and now_s < self.lead_ends_s
 

@@ -269,7 +269,7 @@ class Membership:
     def plannable(self, now_s: float) -> dict[MessageQueue, int]:
         """Return the queues that may be planned, each with the number of its grant.
 
-        A queue whose lock was not renewed in time is left out. Empty once the member stops.
+        A queue whose lock was not renewed in time is left out. A member that stops may plan no queue.
         """
         if self._leave_at_s is not None:
             return {}
@@ -398,9 +398,9 @@ class Membership:
         return actions
 
     def next_due_s(self) -> float:
-        """Return when to call :meth:`due` again if nothing happens before.
+        """Return the time at which to call :meth:`due` again if nothing happens before.
 
-        Infinite without a route, except while the member stops.
+        It is infinite while no queues are known, unless the member stops.
         """
         if self._leave_at_s is not None:
             kept_until_s = self._renew_at_s if self._needs_locks else self._heartbeat_at_s

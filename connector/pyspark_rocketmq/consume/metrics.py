@@ -51,9 +51,9 @@ class QueueLag(NamedTuple):
 
     @property
     def beyond_end(self) -> int | None:
-        """Number of offsets by which ``next_offset`` is beyond the queue's end; None if the end is not known.
+        """Number of offsets by which ``next_offset`` is beyond the queue's end; 0 if it is not beyond it.
 
-        0 if it is not beyond the end.
+        None if the end is not known.
         """
         return None if self.max_offset is None else max(0, self.next_offset - self.max_offset)
 

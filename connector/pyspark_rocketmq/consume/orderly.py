@@ -352,8 +352,8 @@ class OrderlyConsumption:
     def next_delivery(self, now_s: float) -> OrderlyDelivery | None:
         """Return the next messages for the listener.
 
-        None in two cases: more messages must arrive first (``is_dry``), or the run makes no more deliveries
-        (``finished`` contains the reason).
+        Return None in two cases: more messages must arrive first (``is_dry``), or the run makes no more
+        deliveries (``finished`` contains the reason).
 
         Raises:
             RuntimeError: If the previous delivery was not answered, or its dead letters were not sent.

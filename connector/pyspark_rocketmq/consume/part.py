@@ -64,12 +64,12 @@ class QueueAck:
     """The last error, in one short line; empty if there was none."""
     refused_letter: str = ""
     """Error with which brokers refuse a message that is to be sent back or made a dead letter, so that its
-    queue waits; empty without one."""
+    queue waits; empty if they refuse none."""
     metrics: ConsumeMetrics = field(default_factory=ConsumeMetrics)
     """Metrics of reading and consuming the range."""
     latencies: StoreLatencies = field(default=NO_LATENCIES, compare=False)
     """How long the messages done since ``start`` had been stored: at their delivery, and at the task's own
-    commit or, without one, at the time of the ack."""
+    commit. If the task does not commit, the time of the ack counts as the commit."""
 
     @property
     def counts(self) -> bool:

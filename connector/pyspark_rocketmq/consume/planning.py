@@ -12,8 +12,8 @@
    was suspended at its first message gets at most 1,024 offsets, the largest possible delivery: it may well
    stop there again, and a growing backlog must not take the others' share for messages that are not
    delivered.
-5. The total limit is shared in proportion to the remaining demand, at least one offset each; so is the limit
-   in bytes.
+5. The total limit is shared among the queues in proportion to what each still has to read, at least one
+   offset each. The limit in bytes is shared in the same way.
 6. If a listener has committed none of the messages it received (autoCommit=false), the next range of its
    queue has these messages and at least as many new ones, up to the flow-control threshold. If there are no
    new messages, the queue waits for a while.

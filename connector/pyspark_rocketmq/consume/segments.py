@@ -115,7 +115,7 @@ class Segments:
     def pull_at_end(self) -> SegmentPull | None:
         """Return the pull that waits for more messages at an open end, to be sent now.
 
-        None if the end is not open, if it is not reached, or while pulls are in flight.
+        Return None if the range's end is not open or not reached, or while pulls are in flight.
         """
         if self.in_flight or not self._has_open_end or self.reached < self.end:
             return None

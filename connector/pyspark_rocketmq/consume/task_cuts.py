@@ -80,8 +80,9 @@ class CutTimes:
     def cuts_itself(self) -> bool:
         """Return whether the task must now begin a cut, or a commit of its own: its rows reached their limit.
 
-        Call this after each new row and each commit. False while two parts that the task has sent are not
-        committed. After True the answer is False until a cut, or a commit by the task, begins.
+        Call this after each new row and each commit. The answer is False while two parts that the task has
+        sent are not committed. After one True the answer is False until a cut, or a commit by the task,
+        begins.
         """
         is_due = self.is_held and not self._is_full and not self._is_own_cut_wanted
         self._is_own_cut_wanted |= is_due
@@ -103,7 +104,7 @@ class CutTimes:
     def cut_wanted(self) -> bool:
         """Note that the driver asks for a cut (what is settled so far); return whether to begin the cut.
 
-        False if nothing is settled, or if two parts that the task has sent are not committed.
+        Do not begin it if nothing is settled, or if two parts that the task has sent are not committed.
         """
         self._is_reported = False
         return self._is_dirty and not self._is_full

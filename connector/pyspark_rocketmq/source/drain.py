@@ -163,7 +163,7 @@ class StandstillWatch:
     def stands_for_s(self, left: Mapping[MessageQueue, int], now_s: float) -> float:
         """Return for how many seconds none of the queues ``left`` to drain (queue → position) has moved.
 
-        0 if one has moved since the last call, or none is left.
+        Return 0 if one has moved since the last call, or if none is left.
         """
         if not left or left != self._left:
             self._left, self._moved_at_s = dict(left), now_s

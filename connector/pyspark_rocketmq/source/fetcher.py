@@ -6,8 +6,8 @@ broker works on the pulls in flight.  :mod:`~pyspark_rocketmq.consume.fetch_wind
 range.  The rules for connections:
 
 1. Back-pressure: nothing is sent or received until the caller asks for more.
-2. A broken connection counts as a failure of the ranges that had pulls on it; so does finding another broker
-   at its address.
+2. A broken connection counts as a failure of the ranges that had pulls on it. If another broker is found at
+   the address, this counts as a failure, too.
 3. The next pulls are sent before answers are handed out. Only the thread that iterates over the answers
    waits; other threads wake it.
 4. An open range never waits for the connection to another broker: each connection is made by a separate

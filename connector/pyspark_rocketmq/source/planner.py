@@ -160,8 +160,9 @@ class MicroBatchPlanner:
 
         Raises:
             NameServerNotReady: If the name server has just started: other brokers may still register.
-            RocketMQError: If brokers stay away. Also if reading is switched off for queues and
-                ``failOnDataLoss`` is true, unless the stream begins with the first messages anyway.
+            RocketMQError: If brokers stay away, or if reading is switched off for queues and
+                ``failOnDataLoss`` is true. The latter is no error if the stream begins with the first
+                messages anyway.
         """
         begins_at_first = (
             self._options.starting_offsets == EARLIEST and self._options.starting_times() is None

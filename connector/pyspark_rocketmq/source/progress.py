@@ -56,9 +56,9 @@ class ProgressSource(Protocol):
 
     @property
     def has_worked(self) -> bool:
-        """True if the query's group has consumed messages, in this run or an earlier one.
+        """Whether the query's group has consumed messages, in this run or an earlier one.
 
-        Always true for a plain stream.
+        Always true for a plain stream. It decides after which errors a task tries again.
         """
         ...
 
@@ -69,7 +69,7 @@ class ProgressSource(Protocol):
     def initial(self, snapshot: Snapshot) -> Sequence[QueueRange]:
         """Return the ranges for the offset before the first micro-batch: a plain stream's start positions.
 
-        Empty for a group, whose positions are in its offset store.
+        A group returns none, because its positions are in its offset store.
         """
         ...
 
@@ -123,7 +123,10 @@ class ProgressSource(Protocol):
         ...
 
     def runnable(self, planned: Sequence[QueueRange]) -> Sequence[QueueRange]:
-        """Return the ranges of a plan in Spark's log that may still be run; a queue may be reset since."""
+        """Return the ranges of a plan in Spark's log that may still be run.
+
+        The plan may be old: for example, a queue may have been reset since.
+        """
         ...
 
     def witnesses(self, planned: QueueRange, first: int) -> Witnesses:
@@ -229,7 +232,7 @@ class CheckpointProgress:
         return NO_WITNESSES
 
     def position(self, queue: MessageQueue, previous: Sequence[QueueRange]) -> int | None:
-        """Return the end of the queue's range in ``previous``; None without one."""
+        """Return the end of the queue's range in ``previous``; None if the queue has no range there."""
         return next((planned.end for planned in previous if planned.queue == queue), None)
 
     def listener_ms(self, queue: MessageQueue) -> None:

@@ -115,9 +115,9 @@ class RangeArrivals:
     def arrivals(self, within_s: float | None = None) -> Generator[list[Arrival]]:
         """Yield messages and ends of ranges as soon as they arrive, in lists.
 
-        If nothing arrives for ``within_s`` seconds, yield a list that may be empty. The default is 5 s if the
-        ranges are open, so that offsets are committed over which a filter passes; otherwise there is no
-        limit. The first list has an arrival without messages for each open range.
+        If nothing arrives for ``within_s`` seconds, yield a list that may be empty. The default is 5 s for
+        open ranges, so that offsets without a matching message are committed, too; for other ranges there is
+        no limit. With open ranges the first list has an arrival without messages for each of them.
 
         Raises:
             DataLoss: If ``failOnDataLoss`` is true, and either offsets of a range are gone or its queue has
@@ -190,7 +190,7 @@ class RangeArrivals:
         return not reader.is_done and reader.partition.planned.queue not in self._left
 
     def _take(self, together: Sequence[DecodedChunks], arrived: list[Arrival]) -> RocketMQError | None:
-        """Add messages and ends to ``arrived``; return the error to raise after these, None without one."""
+        """Add messages and ends to ``arrived``; return the error to raise after them, or None."""
         for chunks in together:
             reader = self._readers[chunks.range_index]
             if not self._goes_on(reader):

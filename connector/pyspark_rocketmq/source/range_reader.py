@@ -230,8 +230,8 @@ class RangeReader:
         """Whether the rest of the window's chunks is dropped and pulled again, because it is unknown where
         the next message begins."""
         self._before = partition.witnesses.before
-        """The consumed message right before the range, by which the log is compared; None without one, and
-        once it is compared."""
+        """The consumed message right before the range, by which the log is compared. None if no such message
+        is known, and after it was compared."""
         self._unexplained = range(0)
         """Offsets of an inner batch that could not be decoded; gaps in it are not reported, because some of
         these offsets may have no message."""
@@ -319,9 +319,10 @@ class RangeReader:
         return self._in_columns(messages)
 
     def _is_usual(self, messages: Sequence[MessageExt]) -> bool:
-        """Return whether all messages belong to the range, ascend, and do not fill it up (``max_bytes``).
+        """Return whether messages need no special care, so that they may stay objects.
 
-        False until the consumed message before the range has been compared.
+        They must all belong to the range, ascend, and not fill it up (``max_bytes``). Until the consumed
+        message before the range has been compared, no messages are usual.
         """
         offsets = [self._expected - 1, *[message.queue_offset for message in messages]]
         limit = self._most_bytes

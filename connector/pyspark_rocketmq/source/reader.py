@@ -31,10 +31,9 @@ takes as long as a collection."""
 def read_queue(partition: QueuePartition) -> Iterator[pa.RecordBatch]:
     """Yield the range's messages in ascending queue offset, each once; then its marker row in consumer mode.
 
-    In consumer mode a range may end early; its marker row shows where. Reasons are that the broker is away,
-    must not be read from, has lost the range's tail or reports an operator's reset; that another message has
-    the place of a consumed one; that the range has reached its largest size; or that the next message cannot
-    be decoded. The rest is planned again; after a reset, from the reset's target.
+    In consumer mode a range may end early. Its marker row shows where and why; the reasons are in
+    :class:`~pyspark_rocketmq.source.schema.EndReason`. The rest of the range is planned again; after an
+    operator's reset, the queue is planned from the reset's target.
 
     Raises:
         DataLoss: If ``failOnDataLoss`` is true, and either offsets of the range are gone or a batch read

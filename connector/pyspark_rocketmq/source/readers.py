@@ -81,8 +81,9 @@ class RocketMQBatchReader(DataSourceReader):
         Raises:
             OptionError: If positions in options cannot be used, or options ask for too many partitions.
             DataLoss: If ``failOnDataLoss`` is true and an option names a group whose messages are gone.
-            RocketMQError: If a broker of the topic does not answer: a batch must have all queues. A slave may
-                answer for its master. Also if reading is switched off and ``failOnDataLoss`` is true.
+            RocketMQError: If a broker of the topic does not answer, because a batch must have all queues; a
+                slave may answer for its master. It is raised, too, if reading is switched off and
+                ``failOnDataLoss`` is true.
         """
         clock = SystemClock()
         pool = process_pool(ConnectionSettings.of(self._options))

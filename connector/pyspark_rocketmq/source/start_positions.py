@@ -149,7 +149,7 @@ class OptionPositions:
         return positions, unmatched
 
     def _searched(self, queue: MessageQueue, time_ms: int, snapshot: Snapshot) -> int:
-        """Return the offset of the first message stored at or after a time; the queue's end without one."""
+        """Return the offset of the first message stored at or after a time; the queue's end if none was."""
         address = snapshot.addresses[queue.broker_name]
         group = self._options.consumer_group or PLAIN_SOURCE_GROUP
         found = self._brokers.search_offset(address, queue, time_ms)
@@ -162,7 +162,7 @@ class OptionPositions:
     def _committed(
         self, group: str | None, snapshot: Snapshot, queues: Collection[MessageQueue]
     ) -> dict[MessageQueue, int]:
-        """Return the committed offsets of a group named in an option; queues without one are left out."""
+        """Return the committed offsets of a group that an option names, for the queues that have one."""
         assert group is not None, "options that say 'group' name it"
         store = self._options.offset_store
         if store is not None and StoreSpec.parse(store).kind is not StoreKind.BROKER:
@@ -189,7 +189,10 @@ class OptionPositions:
         return found
 
     def _in_this_log(self, row: OffsetRow, snapshot: Snapshot) -> int:
-        """Return a group's offset; or the first one that it has not consumed, if the log is another one.
+        """Return the offset at which a group has stopped in a queue.
+
+        This is the group's stored offset. If the queue has another log than the group has consumed, it is the
+        first offset of which the group has not consumed the message.
 
         Raises:
             OffsetsBeganAgain, LogTailLost: If the log is another one, and ``failOnDataLoss`` is true.
@@ -246,9 +249,9 @@ class OptionPositions:
 
 
 def _await_masters(queues: Sequence[MessageQueue], wanted: str) -> None:
-    """Raise a retryable TransportError if there are ``queues``, whose masters are down.
+    """Raise a retryable TransportError if there are ``queues``: their masters, which are down, must answer.
 
-    Only the masters can answer ``wanted``.
+    ``wanted`` names for the error's text what only a master can answer.
     """
     if queues:
         raise TransportError(
