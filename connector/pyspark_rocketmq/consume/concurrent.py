@@ -237,7 +237,7 @@ class _Out:
 
     @property
     def hangs(self) -> bool:
-        """Whether the listener call still runs, although all of its messages were sent back."""
+        """Whether the listener call still runs, although nothing depends on its answer any more."""
         return not (self.is_answered or self.with_listener or self.going_back)
 
 

@@ -248,10 +248,9 @@ class KeyedConsumption:
 
     @property
     def has_had_all(self) -> bool:
-        """Whether the listener has had all messages with the lowest unfinished message's key, uncommitted.
+        """Whether the listener has had all messages with the lowest unfinished message's key.
 
-        False while more messages of the range are to arrive, and if the last ones with the key were
-        committed.
+        The last ones of these messages had no commit, and no more messages of the range are to arrive.
         """
         first = self._first_lane()
         is_all_there = self._is_whole and self._admitted >= self._count

@@ -198,8 +198,8 @@ class RecentMetrics(Generic[KeyT]):
 def status_of(snapshots: Iterable[MetricsSnapshot], now_s: float) -> ConsumeStatus:
     """Return a topic's rates and mean durations, as RocketMQ reports them, from the metrics of its queues.
 
-    They are those of the last minute. The number of failed messages is the last hour's, and so is the mean
-    duration of listener calls if there was no call in the last minute.
+    The numbers are the last minute's, with two exceptions. The number of failed messages is the last hour's.
+    So is the mean duration of listener calls if there was no call in the last minute.
 
     Source: ``ConsumerStatsManager.consumeStatus``.
     """

@@ -250,7 +250,7 @@ def with_times_of_waiting(times: StoredBy, of_waiting: Mapping[MessageQueue, int
 
 
 def latest_at(times: StoredBy, broker_name: str) -> int:
-    """Return one broker's latest store time in ``times``, or else that of all brokers; 0 if not known."""
+    """Return a broker's latest store time in ``times``, or else the one under ``EVERY_BROKER``, or else 0."""
     return times.get(broker_name, times.get(EVERY_BROKER, 0))
 
 
@@ -360,7 +360,7 @@ def timed_positions(
 def first_stored_at(
     time_ms: int, found: int, bounds: QueueBounds, stored_ms: Callable[[int], int | None]
 ) -> int:
-    """Return the offset of a queue's first message stored at or after ``time_ms``; if none is, its end.
+    """Return the offset of a queue's first message stored at or after ``time_ms``, or else the queue's end.
 
     Brokers before 5.1.1 answer with the nearest message or, of several with that time, with any of them; so
     the messages around the answer are looked at, and others if it is wrong.
@@ -449,9 +449,9 @@ class RecentOffsets:
     def has(self, queue: MessageQueue, offset: int) -> bool:
         """Return whether a crash may have put the group's offset at the queue's broker back to ``offset``.
 
-        It may if the broker has been away since the group's newest offset was first noted. Besides,
-        ``offset`` must be this newest one, or must have been replaced no earlier than 15 s before the broker
-        left: a crash loses no older changes.
+        Two things must hold. The broker has been away since the group's newest offset was first noted. And
+        ``offset`` is this newest one, or was replaced at most 15 s before the broker went away: a crash loses
+        no older changes.
         """
         passed = self._passed.get(queue)
         if not passed or self._away_at_s.get(queue.broker_name, -inf) < passed[-1][0]:

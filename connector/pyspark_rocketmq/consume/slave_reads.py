@@ -65,7 +65,7 @@ def starts_in_doubt(
 ) -> tuple[MessageQueue, ...]:
     """Return queues whose start by time (``found``) is a slave's first message, with an offset above 0.
 
-    Its master may have earlier messages of that time.
+    The slave's master may have earlier messages of that time.
     """
     return tuple(
         queue
@@ -104,8 +104,8 @@ class ReplicaSelector:
 
         Args:
             replica_ids: Ids of those replicas; the smallest one is preferred, or replaces the master.
-            prefers_replica: Whether to pull from it without a suggestion.
-            replaces_master: Whether to pull from it when the master does not answer.
+            prefers_replica: Whether to pull from that smallest one without a suggestion.
+            replaces_master: Whether to pull from that smallest one when the master does not answer.
         """
         self._replaces_master = replaces_master
         self._replica_ids = frozenset(replica_ids) - {MASTER_ID}
@@ -138,8 +138,8 @@ class ReplicaSelector:
     def disappointed(self, by: int, now_s: float) -> bool:
         """Note that broker ``by`` gave no answer that counts; return whether it is a replica.
 
-        A replica's answer counts if it brings messages, or if a filter matched none. After any other one the
-        same pull goes to the master, and replicas are avoided for 10 s.
+        A replica's answer counts if it brings messages, or if a filter matched none. After any other answer
+        of a replica the same pull goes to the master, and replicas are avoided for 10 s.
         """
         if by == MASTER_ID:
             return False
@@ -150,8 +150,8 @@ class ReplicaSelector:
     def ended(self, now_s: float) -> bool:
         """Note that a replica has no more messages; return whether to pull from its master now.
 
-        Then even a preferred replica is pulled from again only after 10 s. If the master has lately not
-        answered, go on at the replica.
+        After a change to the master even a preferred replica is pulled from again only after 10 s. If the
+        master has lately not answered, the pulls stay at the replica.
         """
         if now_s < self._master_avoided_until_s:
             return False

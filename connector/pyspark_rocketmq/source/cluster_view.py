@@ -210,8 +210,8 @@ class ClusterView:
             TopicNotFound: If a topic that never had a route has none now, or if no topic has one. With a
                 pattern neither is an error.
             TopicAway: If brokers that may have such a topic are not registered yet.
-            StaticTopic: If a topic is static: its logical queues are mapped to brokers. With a pattern only
-                if the topic was read before; others are left out.
+            StaticTopic: If a topic is static: its logical queues are mapped to brokers. With a pattern, only
+                a topic that was read before causes this error; other static topics are left out.
             TransportError: If no name server answered.
         """
         deadline = Deadline.after(self._clock, self._timeout_s)
@@ -396,7 +396,7 @@ class ClusterView:
         return found
 
     def vanished(self, known: Sequence[QueueRange], snapshot: Snapshot | None) -> list[Vanished]:
-        """Return the queues of ``known`` that are gone for good, each with an error if messages are lost.
+        """Return the queues of ``known`` that are gone for good; if messages may be lost, with the error.
 
         Args:
             known: Queues, each with its next offset as ``end``. While a broker does not answer, its queues do

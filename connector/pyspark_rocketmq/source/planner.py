@@ -200,9 +200,9 @@ class MicroBatchPlanner:
         return StoredThen(times, unread_after(ranges, bounds, before.unread))
 
     def prepare_available_now(self) -> None:
-        """Fix the current ends of all queues as the end of this query.
+        """Fix the current ends of all queues as the offsets at which this query ends.
 
-        Wait up to ``retryTimeoutMs`` for brokers that do not answer and have no readable slave.
+        This waits up to ``retryTimeoutMs`` for brokers that do not answer and have no readable slave.
 
         Raises:
             RocketMQError: If the cluster cannot be reached, or if such a broker stays away.
@@ -223,8 +223,8 @@ class MicroBatchPlanner:
     def all_at_once(self, start: Offset) -> Offset:
         """Return the offset whose plan holds everything stored now, without the limits of a micro-batch.
 
-        For ``trigger(once=True)``, which runs a single micro-batch: limits would end it before everything is
-        read.
+        This is for ``trigger(once=True)``, which ends after a single micro-batch: with limits, that would not
+        read everything.
 
         Raises:
             DataLoss, RocketMQError: For the same reasons as :meth:`latest` with AvailableNow.

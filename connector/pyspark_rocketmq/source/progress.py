@@ -533,10 +533,11 @@ class GroupProgress:
     def _check_sole_owner(self, rows: Mapping[MessageQueue, OffsetRow]) -> None:
         """Raise if another consumer has claimed a row of a broadcasting instance since the last look.
 
-        Only the instance itself may claim its rows; rows of other groups are not checked. A claim raises the
-        row's epoch. Three changes raise it too, and are allowed: this consumer's own claim that was stored
-        although it reported an error; a reset; and the note that a sink is ahead of the offsets. A delayed
-        commit of an earlier run of this query can cause such a note.
+        Only the instance itself may claim its rows; rows of other groups are not checked. A claim by another
+        consumer shows in the row's epoch, which is higher than expected. Three changes may also raise the
+        epoch: this consumer's own claim that was stored although it reported an error; a reset; and the note
+        that a sink is ahead of the offsets. A delayed commit of an earlier run of this query can cause such a
+        note.
 
         Raises:
             OffsetError: If another consumer has claimed a row; it names that consumer.
@@ -654,7 +655,7 @@ class GroupProgress:
         return witnesses(row.state.last_message.messages, planned.start, first=first, end=end)
 
     def position(self, queue: MessageQueue, previous: Sequence[QueueRange]) -> int | None:  # noqa: ARG002
-        """Return the queue's offset in the store at the last look; None without a row."""
+        """Return the queue's offset in the store at the last look; None if the store has no row of it."""
         row = self._rows.get(queue)
         return None if row is None else row.next_offset
 

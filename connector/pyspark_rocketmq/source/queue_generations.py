@@ -137,9 +137,9 @@ class QueueGenerations:
             has_worked: Whether the group has ever consumed a message, so that its pulls are usually allowed.
 
         Raises:
-            DataLoss: If ``failOnDataLoss`` is true, messages of a queue are lost, and nobody has moved the
-                group since. If it is false, only LostBehindSink is raised: only a sink's watermark shows the
-                loss, so the first new message cannot be found.
+            DataLoss: If messages of a queue are lost, nobody has moved the group since, and
+                ``failOnDataLoss`` is true. If ``failOnDataLoss`` is false, only its kind LostBehindSink is
+                raised: only a sink's watermark shows the loss, so the first new message cannot be found.
             RocketMQError: If a broker refuses for good.
         """
         for queue in self._copied.keys() & rows.keys():
@@ -301,9 +301,9 @@ class QueueGenerations:
         Return None if the queue still has the log that was consumed, and no other one is known.
 
         Raises:
-            DataLoss: If ``failOnDataLoss`` is true, messages of the queue are lost, and nobody has moved the
-                group since. If it is false, only LostBehindSink is raised: only a sink's watermark shows the
-                loss, so the first new message cannot be found.
+            DataLoss: If messages of the queue are lost, nobody has moved the group since, and
+                ``failOnDataLoss`` is true. If ``failOnDataLoss`` is false, only its kind LostBehindSink is
+                raised: only a sink's watermark shows the loss, so the first new message cannot be found.
             RocketMQError: If the broker did not show a message that must be compared, or is a slave.
         """
         queue = row.queue
@@ -533,7 +533,7 @@ class CheckpointGenerations:
     def _made_again(
         self, previous: Sequence[QueueRange], snapshot: Snapshot, then: StoredThen
     ) -> tuple[frozenset[_Place], dict[_Place, RocketMQError]]:
-        """Return the topics, each at one broker, that were deleted and created again between two plans.
+        """Return the topics, each at one broker, that were created again while their queues were in sight.
 
         Only one queue of each topic and broker is looked at. The second value has the topics for which the
         broker does not show this now, and why.

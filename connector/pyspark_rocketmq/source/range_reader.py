@@ -92,7 +92,7 @@ Messages: TypeAlias = "pa.RecordBatch | list[MessageExt]"
 def _memory_of(messages: Messages) -> int:
     """Return about how much memory messages take, in bytes.
 
-    A row's other columns count as ``_ROW_BYTES``.  To measure them, too, by ``RecordBatch.nbytes``, would
+    A row's small columns count as ``_ROW_BYTES``.  Measuring them, too, with ``RecordBatch.nbytes``, would
     take a tenth as long as reading the messages does.
     """
     if isinstance(messages, list):
@@ -514,8 +514,8 @@ class RangeReader:
     def _of_same_log(self, messages: pa.RecordBatch, before: LastMessage) -> pa.RecordBatch:
         """Return the messages from the range's start on, if the queue has the log that was consumed.
 
-        If the offset of ``before``, a consumed message, has another message, the queue has another log. Then
-        return none; the range ends.
+        The queue has another log if another message now has the offset of ``before``, a consumed message. In
+        this case return no messages, and end the range at its start.
         """
         offsets = _offsets(messages)
         found = np.flatnonzero(offsets == before.queue_offset)
