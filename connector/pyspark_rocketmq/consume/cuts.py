@@ -525,7 +525,7 @@ class Cuts:
         return self._go_on(now_s)
 
     def released(self, task: str, queues: Queues, now_s: float) -> list[Action]:
-        """Note that a task delivers nothing more of these queues; results that it has not sent are void."""
+        """Note that a task delivers nothing more of these queues, and drops its results not sent yet."""
         mine = self._accepted(task)
         if mine is None:
             return []

@@ -413,7 +413,7 @@ class RangeWindow:
     def _meets_end(self, task: PullTask, outcome: PullResult) -> bool:
         """Note where the queue ends at the broker that answered; return whether the pull was at this end.
 
-        A pull that gets another answer than "nothing new" was not at the end.
+        A master answers "nothing new" to a pull at the end. A slave may also answer that nothing matched.
         """
         self.segments.end = outcome.max_offset
         if not outcome.max_offset <= task.queue_offset >= self._of.planned.start:
@@ -615,7 +615,8 @@ class RangeWindow:
         reaches = f"reaches {end}" if self._has_open_end else f"reached {end} when the range was planned"
         return self._busy(
             PullStatus.NO_NEW_MSG,
-            f"nothing at offset {asked} although the queue {reaches}; the broker may be recovering",
+            f"nothing at offset {asked} although the queue {reaches}; the broker may be recovering. If this "
+            "goes on, look at the broker's log",
         )
 
     def _busy(self, status: PullStatus, text: str) -> SystemBusy:
@@ -640,8 +641,8 @@ class RangeWindow:
     def _meet_gap(self, task: PullTask, result: PullResult, now_s: float) -> None:
         """Handle offsets that have expired, or that a shorter log no longer has.
 
-        Fail the range with ``fail_on_data_loss``, otherwise pass over them; if a group's queue has become
-        shorter, end the range. See row F4 of ``docs/semantics.md``.
+        With ``fail_on_data_loss`` the range fails. Without it the offsets are passed over; but if a group's
+        queue has become shorter, the range ends. See row F4 of ``docs/semantics.md``.
         """
         planned, asked, address = self._of.planned, task.queue_offset, self._of.address
         available = f"{result.min_offset} (inclusive) to {result.max_offset} (exclusive)"
@@ -662,7 +663,7 @@ class RangeWindow:
             self._skip(task, planned.end, available)
 
     def _skip(self, task: PullTask, continues_at: int, available: str) -> None:
-        """Pass over a gap; logged once for all the pulls that were in flight into it."""
+        """Pass over a gap, and log it once for all the pulls into it that were in flight."""
         wanted = task.queue_offset
         if wanted not in self.skipped or continues_at > self.skipped.stop:
             text = "offset gap %s wanted=%d available=%s continuing_at=%d"
@@ -758,7 +759,7 @@ class FetchWindow:
         return tasks
 
     def answered(self, task: PullTask, outcome: PullResult | RocketMQError, now_s: float) -> None:
-        """Apply the answer or the error to the pull's range; do nothing if that has failed or is stopped."""
+        """Apply the answer or the error to the pull's range, unless the range has failed or is stopped."""
         self.in_flight -= not task.is_held
         window = self.ranges[task.range_index]
         if task.is_log_check:

@@ -432,9 +432,9 @@ class Membership:
         self._rebalance(now_s)
 
     def heartbeat_wanted(self, now_s: float) -> None:
-        """Make a heartbeat due now: a broker forgot this member, or its connection broke.
+        """Make a heartbeat due now: a broker forgot this member, or the connection to it broke.
 
-        The member is then listed again before others rebalance.
+        With the heartbeat the broker lists this member again before other members rebalance.
         """
         self._heartbeat_at_s = min(self._heartbeat_at_s, now_s)
 
