@@ -210,9 +210,9 @@ Action = (
 
 
 class Asking(Enum):
-    """State of :class:`Cuts` between and during cuts, in which it asks tasks for their results.
+    """State of a batch's next cut, for which :class:`Cuts` asks the tasks.
 
-    QUIET: no cut is due. DUE: one will be asked for. GATHERING: the tasks' answers are awaited.
+    QUIET: no cut is due. DUE: tasks will be asked for a cut. GATHERING: the tasks' answers are awaited.
     """
 
     QUIET = "QUIET"
@@ -221,9 +221,10 @@ class Asking(Enum):
 
 
 class Committing(Enum):
-    """State of :class:`Cuts` between and during commits of groups of parts.
+    """State of a batch's commits of groups of parts, in :class:`Cuts`.
 
-    RETRY: the commit has failed and will be tried again. FAILED: the batch has failed.
+    IDLE: nothing is being committed. COMMITTING: a commit is under way. RETRY: the commit has failed and will
+    be tried again. FAILED: the batch has failed.
     """
 
     IDLE = "IDLE"

@@ -142,7 +142,7 @@ class LatencyHistogram:
         return Percentiles(self.messages, p50, p95, p99, p999, self.longest_ms)
 
     def below(self, edges_ms: Sequence[int]) -> Iterator[int]:
-        """Yield how many latencies are below each of the ascending ``edges_ms``, at which buckets begin."""
+        """Yield how many latencies are below each of ``edges_ms``, which ascend and are starts of buckets."""
         buckets = sorted(self.counts)
         seen = at = 0
         for edge in edges_ms:

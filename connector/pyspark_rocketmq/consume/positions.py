@@ -30,12 +30,13 @@ from pyspark_rocketmq.options.positions import EARLIEST_OFFSET, LATEST_OFFSET, Q
 from pyspark_rocketmq.stored_values import StoredValue, integers_text, read_json
 
 StoredBy = Mapping[str, int]
-"""Latest store time of the messages before the ends of a plan's ranges, by broker name; in milliseconds of
-the broker's clock. A broker whose time is not known has no entry. A queue that cannot be planned for now, or
-is out of sight, has an entry of its own if its broker's other queues go on meanwhile. That entry's name is
-topic, broker name and queue id, separated by spaces."""
+"""Latest store time of a message at each broker when a plan was made, by broker name; in milliseconds of the
+broker's clock. A broker whose time is not known has no entry. A queue that cannot be planned for now, or is
+out of sight, has an entry of its own, the time of an earlier plan, if that differs from its broker's. That
+entry's name is topic, broker name and queue id, separated by spaces."""
 Unread = Mapping[MessageQueue, int]
-"""Number of messages from a range's end to the queue's end when the plan was made; none are left out."""
+"""Number of messages from a range's end to the queue's end when the plan was made, by queue; queues without
+such messages are left out."""
 EVERY_BROKER: Final = ""
 """Name under which a checkpoint of an earlier release has one time for all brokers."""
 MOST_SHOWN: Final = 16

@@ -309,7 +309,7 @@ class GroupProgress:
         self._claimed: dict[MessageQueue, int] = {}
         """The grant in which a queue was claimed last, by queue."""
         self._claiming: dict[MessageQueue, int] = {}
-        """The epoch of each queue before a claim that may or may not have been stored."""
+        """Each queue's epoch before a claim that has not succeeded yet: it may be stored despite an error."""
         self._stuck = StuckQueueDetector()
         self._stalls = StallCounter()
         self._pauses = StandstillPauses() if is_at_brokers(store) else None

@@ -80,7 +80,7 @@ class QueueClaims:
         self._begun_in_part: set[MessageQueue] = set()
         """Queues whose start by the options may not have reached their brokers."""
         self._begun_by_others: dict[MessageQueue, tuple[float, RocketMQError]] = {}
-        """Queues without an offset, of topics that others have begun: since when, and why they wait."""
+        """Since when, and why, a queue without an offset waits whose topic other members have begun."""
         self._rests: Rests[MessageQueue] = Rests()
         """Queues for which a broker refused a request: a trigger may come every few milliseconds."""
         self._waits_for: frozenset[str] = frozenset()

@@ -72,7 +72,7 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 _PATIENCE_S: Final = 10.0
-"""Maximum time for which a failing broker is asked about a range beside its pulls, in seconds."""
+"""Maximum time for which a failing broker is asked again about a range's log or topic, in seconds."""
 _OBJECT_BYTES: Final = 2048
 """Assumed memory of a message object without its body, in bytes, if it has a few properties."""
 _LARGE_COLUMNS: Final = ("body", "properties")
