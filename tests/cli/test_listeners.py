@@ -53,7 +53,7 @@ def test_a_listener_is_found_in_a_file_and_in_an_archive(tmp_path: Path) -> None
 def test_a_missing_module_is_reported_with_where_it_was_looked_for() -> None:
     assert problem_of("no_such.module:on") == (
         "option listener='no_such.module:on' cannot be used: there is no module 'no_such' in pyFiles, in the "
-        "current directory or on PYTHONPATH"
+        "current directory or on PYTHONPATH; correct the name, or add the module's file to pyFiles"
     )
 
 

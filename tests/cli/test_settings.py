@@ -229,7 +229,10 @@ def test_the_example_file_of_consume_is_complete_and_valid() -> None:
                 "commit_interval"
             ),
         ),
-        ("listener=on_order", "option listener='on_order' is not module:function"),
+        (
+            "listener=on_order",
+            "option listener='on_order' is not module:function, such as order_jobs:on_order",
+        ),
         (
             "commitInterval=49ms",
             (

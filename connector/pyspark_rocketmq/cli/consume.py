@@ -42,7 +42,7 @@ takes some of these."""
 
 
 def check_listener(name: str, py_files: Sequence[str], *, orderly: bool) -> None:
-    """Import the listener ``module:name`` in this process, and check that it is one.
+    """Import ``name``, as ``module:name``, in this process, and check that it is a listener.
 
     The module is searched in ``py_files``, the current directory and PYTHONPATH.
 
@@ -60,19 +60,22 @@ def check_listener(name: str, py_files: Sequence[str], *, orderly: bool) -> None
             ) from error
         raise _unusable(
             name,
-            f"there is no module {error.name!r} in pyFiles, in the current directory or on PYTHONPATH",
+            f"there is no module {error.name!r} in pyFiles, in the current directory or on PYTHONPATH; "
+            "correct the name, or add the module's file to pyFiles",
         ) from error
     except Exception as error:
-        raise _unusable(name, f"importing its module failed: {type(error).__name__}: {error}") from error
+        raise _unusable(
+            name, f"importing its module failed: {type(error).__name__}: {error}; correct the module"
+        ) from error
     if not hasattr(module, attribute):
         raise _unusable(name, f"module {module_name!r} has no {attribute!r}; correct the name")
     form_of(getattr(module, attribute), orderly=orderly)
 
 
 def _extend_path(py_files: Sequence[str]) -> None:
-    """Put archives, the folders of single files and the current directory first on ``sys.path``.
+    """Make ``py_files`` and the current directory importable: put them first on ``sys.path``.
 
-    On the executors, ``--py-files`` does the same with the files.
+    Of an archive its own path is added, of any other file its folder. On the executors, Spark does the same.
     """
     folders = [path if path.endswith((".zip", ".egg")) else str(Path(path).parent) for path in py_files]
     sys.path[:0] = [*folders, str(Path.cwd())]
@@ -85,17 +88,18 @@ def _unusable(name: str, why: str) -> OptionError:
 def consume(settings: ConsumeSettings, console: Console) -> None:
     """Consume messages into a table until the query ends.
 
-    With ``trigger=availableNow`` it ends by itself, otherwise when it is stopped or fails.
+    With ``trigger=availableNow`` the query ends when it has consumed all messages that were there at its
+    start. With another trigger it runs until it is stopped or fails.
 
-    SIGINT and SIGTERM stop it in good order: it waits, for 20 s at most, for running calls of the listener,
-    and commits what was consumed by then.
+    SIGINT and SIGTERM stop the query in good order: this function waits, for 20 s at most, for running calls
+    of the listener, and commits what was consumed by then.
 
     Raises:
-        SystemExit: After such a signal, with a shell's exit code for it, 130 or 143.
+        SystemExit: After SIGINT or SIGTERM, with the exit code that shells give: 130 or 143.
         OptionError: If the listener or the configuration cannot be used.
         JobFailed: If the query failed, or metrics cannot be served.
         KeyboardInterrupt: After a second signal.
-        ModuleNotFoundError: If metrics are to be served, and the extra for them is not installed.
+        ModuleNotFoundError: If metrics are to be served, and extra ``prometheus`` is not installed.
         RocketMQError: If the query cannot start.
     """
     # Before Spark starts: a wrong name should not cost ten seconds.
@@ -139,7 +143,7 @@ def consume(settings: ConsumeSettings, console: Console) -> None:
 
 
 def with_storage(spark: SparkSession, settings: ConsumeSettings) -> tuple[ConsumeSettings, ConsumeSettings]:
-    """Return the settings with the storage options of the offset table, and with those of the sink."""
+    """Return the settings twice: with the storage options of the offset table, and with those of the sink."""
     given = settings.storage_secrets
     of_store = storage_secrets(spark, given, delta_place(settings.offset_store))
     of_sink = storage_secrets(spark, given, settings.sink_staging, settings.sink)
@@ -164,7 +168,7 @@ def _stop(
 ) -> None:
     """Stop the query when the running calls of the listener have ended, after 20 s at most.
 
-    Print whether their work was committed.
+    Print whether the work of these calls was committed.
 
     Raises:
         JobFailed: If the query failed.

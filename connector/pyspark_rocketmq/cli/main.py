@@ -2,8 +2,8 @@
 
 Exit codes: 0 done; 1 the command failed; 2 bad input, reported without a traceback; 130 interrupted; 143
 ended by SIGTERM.
-Each command imports the heavy modules that it needs: ``--help`` must not load Spark, and ``offsets …`` only
-loads it to change a sink.
+Each command imports the heavy modules that it needs: ``--help`` must not load Spark, and ``offsets …`` loads
+it only to change a sink.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _EXTRA_OF: Final = {
     "py4j": "spark",
     "pyspark": "spark",
 }
-"""Extra of the wheel that installs each module."""
+"""Extra of the wheel that installs a missing module, by the module's name."""
 
 
 _TOPIC: Final = "--option nameServers=127.0.0.1:9876 --option topic=orders"
@@ -189,7 +189,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _missing(error: ModuleNotFoundError) -> str:
-    """Name the extra that installs the missing module; raise the error again if no extra does."""
+    """Return a sentence that names the extra of the wheel which installs the missing module.
+
+    Raise the error again if no extra installs the module.
+    """
     extra = _EXTRA_OF.get((error.name or "").partition(".")[0])
     if extra is None:
         raise error

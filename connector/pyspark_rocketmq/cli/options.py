@@ -251,7 +251,7 @@ def parse_listener_name(text: str) -> str:
     """Parser of ``module:function``."""
     value = text.strip()
     if not re.fullmatch(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*", value):
-        raise ValueError("is not module:function")
+        raise ValueError("is not module:function, such as order_jobs:on_order")
     return value
 
 

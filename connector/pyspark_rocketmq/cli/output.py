@@ -72,9 +72,10 @@ def _fitted_table(
     records: Sequence[Mapping[str, Any]],
     spare: Sequence[str],
 ) -> Table:
-    """Create a table; leave out ``spare`` columns one by one until it fits the console and 120 characters.
+    """Create a table that fits the console and 120 characters.
 
-    If columns are left out, the table's caption names them.
+    If the table is too wide, the columns ``spare`` are left out one by one, in their order, until it fits.
+    The table's caption names the columns that are left out.
     """
     options = console.options.update(max_width=sys.maxsize)
     shown, left_out = list(columns), []

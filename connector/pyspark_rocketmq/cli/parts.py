@@ -39,7 +39,10 @@ def program() -> str:
 
 
 def implementation(name: str) -> ModuleType:
-    """Import ``pyspark_rocketmq.cli.NAME`` for the command that needs it; ``--help`` loads none of them."""
+    """Import and return module ``pyspark_rocketmq.cli.NAME``, which does the work of a command.
+
+    A command calls this when it runs, so that ``--help`` loads no such module.
+    """
     return import_module(f"pyspark_rocketmq.cli.{name}")
 
 
@@ -177,6 +180,6 @@ def output_options(function: CallableT) -> CallableT:
 
 
 def open_console() -> Console:
-    """Return a console on standard output; a wide one without a terminal, so that tables in logs fit."""
+    """Return a console on standard output. Without a terminal it is 200 characters wide, for logs."""
     console = Console()
     return console if console.is_terminal else Console(width=_LOG_WIDTH)

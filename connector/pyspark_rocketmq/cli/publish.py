@@ -74,9 +74,9 @@ def _write(rows: DataFrame, settings: PublishSettings) -> None:
 
 
 def _stored(settings: PublishSettings) -> Callable[[], int | None]:
-    """Return a function that counts the messages stored in the topic since this call.
+    """Return a function that returns how many messages the topic has got since ``_stored`` was called.
 
-    The function returns None if the cluster does not answer it, or did not answer this call.
+    The function returns None if the cluster does not answer now, or did not answer then.
     """
 
     def messages() -> int | None:
@@ -99,9 +99,9 @@ def _stored(settings: PublishSettings) -> Callable[[], int | None]:
 
 @contextmanager
 def _watched(done: Callable[[], int | None], total: int, console: Console) -> Iterator[None]:
-    """Show the progress of the ``with`` block: ``done()`` of ``total`` messages, twice a second.
+    """Show the progress of the ``with`` block twice a second: ``done()`` of ``total`` messages.
 
-    It is shown from another thread, since Spark finds its session only on the block's thread.
+    Another thread shows it: the block must stay on this thread, on which Spark finds its session.
     """
     is_over = threading.Event()
     # Ctrl-C inside a call to the JVM would be reported with a traceback.

@@ -1,9 +1,9 @@
 """Support for running commands: Spark session, progress on the screen, and the signals that stop them.
 
 ``spark-submit`` runs two processes: the JVM and its child, this process. A supervisor sends SIGTERM only to
-the JVM; Ctrl-C goes to both, and to the process that plans the query. The JVM would stop Spark during the
-listener's calls. So the JVM is set to ignore SIGINT, which its children inherit, and to pass SIGTERM on to
-this process.
+the JVM. Ctrl-C sends SIGINT to both, and to the planner, which is another child of the JVM. At either signal
+the JVM would stop Spark in the middle of the listener's calls. So this module has the JVM pass SIGTERM on to
+this process, and ignore SIGINT. Processes that the JVM starts later, such as the planner, ignore SIGINT too.
 """
 
 from __future__ import annotations
@@ -79,12 +79,13 @@ _RAISED_IN_PYTHON = re.compile(
 
 @contextmanager
 def spark_session(job: str, *, needs_delta: bool = False) -> Iterator[SparkSession]:
-    """Start or join the session and stop it at the end.
+    """Start a Spark session, or join the one that runs, for the ``with`` block; stop it at the end.
 
-    The settings are those of spark-submit or of the user's environment, otherwise ours (:data:`SETTINGS`).
+    A session gets the settings of spark-submit or of the user's environment. Without these it gets ours
+    (:data:`SETTINGS`).
 
     The data source is registered explicitly, since Spark's own look-up does not find packages of --py-files.
-    After an interruption the session is not stopped, since Ctrl-C ends the JVM too.
+    After Ctrl-C the session is not stopped, since Ctrl-C ends the JVM too.
 
     Args:
         job: Names the application.
@@ -136,10 +137,11 @@ def _builder(job: str, *, needs_delta: bool) -> SparkSession.Builder:
 
 
 def storage_secrets(spark: SparkSession, given: str | None, *places: str | None) -> str | None:
-    """Return option ``storageSecrets`` for ``places``: ``given``, else Spark's settings for them, else None.
+    """Return the value of option ``storageSecrets`` for tables at ``places``; None if no options are needed.
 
-    If environment variables give access to a place, Spark's settings are not used for that place: they may
-    belong to somebody else. If the settings differ between the places, return None.
+    This is ``given`` unless that is None; otherwise, Spark's own settings of the storage. If environment
+    variables give access to a place, Spark's settings are not used for that place: they may belong to
+    somebody else. If Spark's settings differ between the places, return None and log a warning.
     """
     if given is not None:
         return given
@@ -174,7 +176,8 @@ class StopSignals:
     def __init__(self, spark: SparkSession) -> None:
         """Take SIGINT and SIGTERM over from the JVM; if that fails, log a warning.
 
-        Do this before a query starts, since its planner process inherits which signals are ignored.
+        Create this object before a query starts: the query's planner inherits from the JVM that SIGINT is
+        ignored.
         """
         self.received: signal.Signals | None = None
         """The first signal."""
@@ -219,7 +222,7 @@ def _take_from_jvm(spark: SparkSession) -> None:
 class _PassesOn:
     """A ``sun.misc.SignalHandler`` of the JVM that passes SIGTERM on to this process.
 
-    The JVM calls it on a thread of the connection between both.
+    The JVM calls it on a thread of the connection between the two processes.
     """
 
     def handle(self, of_java: object) -> None:  # noqa: ARG002 - the interface's
@@ -348,10 +351,10 @@ class Shown:
 
 
 def failure_sentence(text: str) -> str:
-    """Return the cause of a query's failure from its text, on one line.
+    """Return the cause of a query's failure, on one line, from ``text``, the whole text of Spark's error.
 
-    An error raised in one of our Python processes arrives wrapped in Spark's messages, between a traceback
-    and a Java stack. Errors of this package are preferred to others.
+    An error raised in one of our Python processes stands in that text between a traceback and a Java stack.
+    If there are several such errors, one of this package is returned rather than another one.
     """
     raised = [" ".join(found.group().split()) for found in _RAISED_IN_PYTHON.finditer(text)]
     ours = [sentence for sentence in raised if sentence.startswith("pyspark_rocketmq.")]
@@ -392,9 +395,10 @@ def await_query(
     monitor: QueryMonitor | None = None,
     is_enough: Callable[[], bool] = lambda: False,
 ) -> None:
-    """Show committed rows until ``query`` ends or ``is_enough``; ``total`` is None if there is no end.
+    """Show the number of committed rows until ``query`` ends, or until ``is_enough()`` is true.
 
-    With ``monitor``, also show how far behind the query is.
+    ``total`` is the number of rows to wait for; None if the query has no end. With ``monitor``, also show how
+    far behind the query is.
 
     Raises:
         JobFailed: If the query failed, with the reason without Spark's stack traces.
@@ -411,10 +415,10 @@ def await_query(
 
 
 def check_ended_well(query: StreamingQuery) -> None:
-    """Wait until ``query`` has ended; it must end by itself or have been stopped.
+    """Wait until ``query`` has ended by itself or because it was stopped.
 
     Raises:
-        JobFailed: If it failed, with the reason without Spark's stack traces.
+        JobFailed: If the query failed, with the reason without Spark's stack traces.
     """
     try:
         query.awaitTermination()

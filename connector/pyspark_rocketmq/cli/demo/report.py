@@ -32,13 +32,13 @@ class OrderReport:
     duplicates: int
     """Extra rows of messages that have one already."""
     lost: int
-    """Expected steps without a message."""
+    """Steps that were sent, but have no message."""
     unexpected: int
-    """Messages whose key or step was not sent, or was sent fewer times."""
+    """Messages with an order key and step that were never sent, or were sent fewer times than they came."""
     order_violations: int
-    """Messages that arrived after a later one of their queue or key."""
+    """Messages that arrived after a later message of the same queue or order key."""
     examples: tuple[str, ...] = ()
-    """The first few findings as sentences."""
+    """The first five findings as sentences."""
 
     @property
     def is_clean(self) -> bool:

@@ -76,7 +76,7 @@ _STOP_QUERY_S = 60.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunNames:
-    """Names of one run; those that the settings do not give differ from those of earlier runs."""
+    """Names of one run. Names that the settings lack contain the start time, so each run has its own."""
 
     topic: str
     consumer_group: str
@@ -166,9 +166,10 @@ def _stop(process: subprocess.Popen[bytes]) -> None:
 
 
 def share_queues(broker_names: Collection[str], queues: int) -> dict[str, int]:
-    """Return the share of ``queues`` for each broker: equal numbers, and the rest to the first by name.
+    """Return the number of queues of each broker, if ``queues`` queues are shared evenly.
 
-    Brokers without a queue are left out; ``broker_names`` has at least one.
+    A remainder goes to the brokers that are first by name. Brokers that get no queue are left out.
+    ``broker_names`` has at least one name.
     """
     each, more = divmod(queues, len(broker_names))
     shares = {name: each + (place < more) for place, name in enumerate(sorted(broker_names))}
@@ -286,7 +287,7 @@ def run_demo(settings: DemoSettings, console: Console) -> None:
 
 @contextmanager
 def _terminable() -> Iterator[None]:
-    """Make SIGTERM raise SystemExit within the block, so that the embedded cluster is stopped, too."""
+    """Make SIGTERM raise SystemExit within the block, so that the simulated cluster is stopped, too."""
 
     def leave(signal_number: int, frame: FrameType | None) -> None:  # noqa: ARG001 - the signal module's
         sys.exit(128 + signal_number)
@@ -377,7 +378,10 @@ def _consume_in_real_time(
     queues: Sequence[MessageQueue],
     console: Console,
 ) -> tuple[int, LatencyHistogram]:
-    """Consume while messages are sent; return their number, and their latencies up to the listener."""
+    """Consume messages while they are sent.
+
+    Return the number of messages sent, and how long they took from their storage to the listener.
+    """
     counter = RowCounter()
     with spark_session("demo") as spark:
         consumer = _consumer(settings, names, name_servers, counter, console)

@@ -1,8 +1,9 @@
 """Commands ``offsets reset``, ``skip``, ``clone`` and ``accept-gap``: make a group's moves, then show them.
 
-First everything is read and the moves are planned. Harmful moves are shown and refused. Others are made in
-the store, then in the sink's watermarks if requested, and shown at the end. A change raises the epoch of each
-queue that it moves, so it is safe while the group runs.
+A move gives a group another offset at which to continue in one queue. First everything is read and the moves
+are planned. Harmful moves are shown and refused. Others are made in the offset store, then in the sink's
+watermarks if requested, and shown at the end. A change raises the epoch of each queue that it moves, so a
+running batch of the group cannot overwrite it.
 
 A sink drops rows below a queue's watermark, since it has them already. To write them again, delete them and
 lower the watermark.
@@ -89,11 +90,11 @@ class SinkWatermarks:
     def of(self, consumer_group: str, queues: Mapping[MessageQueue, int]) -> dict[MessageQueue, int]:
         """Return each queue's watermark; leave out queues without one.
 
-        The value of a queue in ``queues`` is its generation: how often its offsets have started again.
+        ``queues`` gives each queue's generation: how often its offsets have started again.
 
         Raises:
             JobFailed: If there is no such table, or its storage does not answer.
-            SinkConflict: If the table no longer shows how far the group is.
+            SinkConflict: If the table no longer shows up to which offsets it has the group's rows.
         """
         with self._answering():
             log = opened_log(self._table(), self._storage)
@@ -131,10 +132,10 @@ class SinkWatermarks:
         return found[0].targets
 
     def problem(self, consumer_group: str, moves: Sequence[QueueMove]) -> str | None:
-        """Return why the watermarks must not be lowered to the targets of ``moves``; None if they may.
+        """Return why the watermarks must not be lowered to the targets of ``moves``; None if they may be.
 
-        They must not be lowered if the table still has rows that would be written a second time. After a
-        RESTORE of the table, the watermarks of all the group's queues must be lowered together.
+        The watermarks must not be lowered if the table still has rows that would be written a second time.
+        After a RESTORE of the table, the watermarks of all the group's queues must be lowered together.
         """
         back = [move for move in moves if move.is_below_watermark]
         if not back:
@@ -163,10 +164,15 @@ class SinkWatermarks:
     def _unclear_text(
         self, consumer_group: str, count: int, begun_again: Sequence[QueueMove], back: Sequence[QueueMove]
     ) -> str:
-        """Return the refusal if there are rows of queues whose offsets have begun again.
+        """Return the text of a refusal, because of rows of queues whose offsets have begun again.
 
-        Offsets do not show which of them the group would write a second time. ``back`` are all moves below
-        the sink's watermarks.
+        In such a queue, offsets do not show which rows the group would write a second time.
+
+        Args:
+            consumer_group: The group.
+            count: Number of these rows.
+            begun_again: Moves of the queues whose offsets have begun again.
+            back: All moves below the sink's watermarks.
         """
         queues = "; ".join(str(move.queue) for move in begun_again)
         targets = "; ".join(f"{move.queue} to {move.target}" for move in back)
@@ -222,9 +228,13 @@ class ChangeOptions:
 
     choice: QueueChoice
     is_dry_run: bool = False
+    """Whether the moves are only shown."""
     is_forced: bool = False
+    """Whether queues are moved that a member consumes now."""
     sink: str | None = None
+    """Path of the group's Delta sink; None if the command does not look at the sink."""
     rewinds_sink: bool = False
+    """Whether the sink's watermarks are lowered too, so that it takes the rows again."""
     form: OutputForm = OutputForm.TABLE
     is_new_group: bool = False
     """Whether the group may be missing from the store."""
@@ -236,21 +246,23 @@ class Wanted:
 
     targets: Mapping[MessageQueue, int]
     forgets_sinks: bool = False
-    """True also resets queues that are at their targets already: a reset deletes the record, in the offset
-    row, of the sinks that have the queue's messages."""
+    """Whether queues that are at their targets already are reset, too. A queue's row in the store records
+    which sinks have its messages. A reset deletes that record, and these sinks are no longer checked for
+    missing rows."""
     staying: frozenset[MessageQueue] = frozenset()
-    """Queues that continue where the group left them, and are reset only to forget their sinks."""
+    """Queues that continue where the group left them, and are reset only to delete the record of sinks."""
     are_recorded: bool = False
-    """Whether all targets are positions that a group or a sink has recorded, or are counted from these."""
+    """Whether all targets are positions that a group or a sink has recorded, or are counted from such
+    positions. False if they come from a broker or from the user."""
     copied: Mapping[MessageQueue, OffsetRow] = field(default_factory=dict)
     """Rows of another group from which the targets are copied, by queue."""
 
     @property
     def recorded(self) -> frozenset[MessageQueue]:
-        """Queues whose targets are offsets that a group or a sink has recorded, not read from a broker.
+        """Queues whose targets are offsets that a group or a sink has recorded.
 
-        Such a queue is moved only if its epoch is still the one that this command has read. If the queue's
-        offsets have begun again by now, the group's query reports that.
+        Such a queue is moved only if its epoch is still the one that this command has read. The offset may
+        belong to an earlier generation of the queue; the group's query then reports that.
         """
         return frozenset(self.targets) if self.are_recorded else self.staying
 
@@ -262,6 +274,8 @@ def reset(
     console: Console,
 ) -> None:
     """Move a group's chosen queues to ``target``: a position, or where the group was at a time or version.
+
+    A reset to the earliest offsets also deletes the record of the sinks that have the group's messages.
 
     Raises:
         JobFailed: If the move cannot or must not be made, or is incomplete; the error reports what changed.
@@ -367,9 +381,9 @@ class _OffsetChange:
                 return _complete(queues, self._cluster.stored_from(queues, at_s))
 
     def _as_of(self, then: Mapping[MessageQueue, OffsetRow]) -> dict[MessageQueue, int]:
-        """Return the next offset in each of the earlier rows ``then``.
+        """Return the next offset of each queue in ``then``, earlier rows of the group.
 
-        For a queue whose offsets have started again since, return the broker's first offset.
+        If the offsets of a queue have started again since, its value is the broker's first offset.
         """
         rows = self.group.rows
         begun = {
@@ -429,7 +443,8 @@ class _OffsetChange:
         if not moves:
             raise JobFailed(
                 f"There is nothing to change: group '{self.group.name}' has these offsets already, or none "
-                "of its queues was chosen."
+                "of its queues was chosen. `pyspark-rocketmq offsets show` prints the group's queues and "
+                "offsets."
             )
         problem = self._problem(moves, wanted, options)
         if problem is None and not options.is_dry_run:
@@ -531,10 +546,10 @@ class _OffsetChange:
         return None
 
     def _holders(self, queues: Iterable[MessageQueue], topics: set[str]) -> Mapping[MessageQueue, str]:
-        """Return text by queue: who consumes it, or may consume it. Queues without a consumer are left out.
+        """Return a text for each queue that a member consumes, or may consume, which names that member.
 
-        A member that did not answer may have any queue. If the members are not known, the owners of rows that
-        changed within the last 60 s count as consuming.
+        A member that did not answer may have any queue. If the members are not known, the owner of a row that
+        changed within the last 60 s counts as consuming its queue.
         """
         name, rows = self.group.name, self.group.rows
         if self._cluster is None or not self._cluster.knows_members_of(name.group, topics):
@@ -559,7 +574,10 @@ class _OffsetChange:
 
 
 def _recorded_position(target: int, copied: OffsetRow | None) -> RecordedPosition:
-    """Return a recorded position; ``copied`` is the row of another group from which it is copied, if any."""
+    """Return ``target`` as a recorded position.
+
+    If the offset is copied from another group, ``copied`` is that group's row; otherwise None.
+    """
     if copied is None:
         return RecordedPosition(target)
     return RecordedPosition(target, copied.generation, copied.state.last_message)

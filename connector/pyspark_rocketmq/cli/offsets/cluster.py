@@ -1,7 +1,7 @@
 """Queries a cluster about the groups of one namespace: queues, addresses, members. Without Spark.
 
-Queries each topic once and each group's members once. Leaves out brokers and members that do not answer in
-time, with a warning. The groups' own offsets and metrics are not touched.
+Each topic is queried once, and each group's members once. Brokers and members that do not answer in time are
+left out, with a warning. The groups' own offsets and metrics are not touched.
 """
 
 from __future__ import annotations
@@ -108,19 +108,23 @@ class ClusterInspector:
         return self._silent.get(group, frozenset())
 
     def knows_members_of(self, group: str, topics: Iterable[str]) -> bool:
-        """Return whether the members are known: one broker has listed them, or each reports that it has none.
+        """Return whether all members of the group are known.
 
-        If False, the group may have members that are not known.
+        They are if a broker has listed them, or if every broker reports that the group has none. If False,
+        the group may have members although ``members_of`` returns none.
         """
         self.members_of(group, topics)
         return group in self._listed
 
     def stored_from(self, queues: Collection[MessageQueue], at_s: float) -> dict[MessageQueue, int]:
-        """Return the offset of each queue's first message stored at or after ``at_s``; else the queue's end.
+        """Return the offset of each queue's first message stored at or after ``at_s``.
+
+        If a queue has no such message, its value is the queue's end. Queues whose brokers do not answer are
+        left out.
 
         Brokers before 5.1.1 may return the offset of another message near that time. So the messages around
-        it are pulled, and their store times compared. If the broker refuses such a pull, the offset is
-        returned unchecked. Queues whose brokers do not answer are left out.
+        that offset are pulled, and their store times compared. If the broker refuses such a pull, the offset
+        is returned unchecked.
         """
         topics = {queue.topic for queue in queues}
         bounds, addresses = self.bounds(topics), self.addresses(topics)
@@ -150,12 +154,13 @@ class ClusterInspector:
         *,
         beside: Collection[MessageQueue] = (),
     ) -> tuple[dict[MessageQueue, int], ...]:
-        """Return for each time the offset of each queue's first message stored then or later, else its end.
+        """Return for each time a mapping: the offset of each queue's first message stored then or later.
 
-        Queues whose brokers do not answer are left out.
+        If a queue has no such message, its value is the queue's end. Queues whose brokers do not answer are
+        left out.
 
-        Queues of topics without a route, such as dead letters, are looked up at the brokers of the queues
-        ``beside``.
+        ``beside`` names queues with a route. The brokers of these are then asked about ``queues``, for topics
+        without a route such as that of dead letters.
         """
         addresses = self.addresses({queue.topic for queue in (beside or queues)})
 
@@ -198,7 +203,10 @@ class ClusterInspector:
         return found
 
     def _query_members(self, group: str, addresses: Collection[BrokerAddress]) -> Members:
-        """Return the members' queues, from the first broker that has the group; leave out silent members."""
+        """Return the queues of the members that the first broker which has the group lists.
+
+        Members that do not answer are left out, and remembered as silent.
+        """
         silent = 0
         for address in addresses:
             try:

@@ -121,8 +121,8 @@ def read_groups(settings: StoreSettings, consumer_group: str | None) -> GroupRow
 def open_group(settings: StoreSettings, consumer_group: str) -> StoredGroup:
     """Return the stored group called ``consumer_group``.
 
-    The name may leave out the namespace, and the instance of a broadcasting group (``GROUP@INSTANCE``), where
-    only one group fits. A group that is stored under exactly this name is preferred.
+    If only one group fits, the name may leave out the namespace, and the instance of a broadcasting group
+    (``GROUP@INSTANCE``). A group that is stored under exactly this name is taken before others that fit.
 
     Raises:
         JobFailed: If the store is missing, or has no such group, or several fit.
@@ -141,7 +141,8 @@ def open_group(settings: StoreSettings, consumer_group: str) -> StoredGroup:
 def open_group_or_new(settings: StoreSettings, consumer_group: str, *, is_new: bool) -> StoredGroup:
     """Return the group of exactly this name in the namespace of ``settings``; without rows if it is new.
 
-    ``is_new`` says that the user knows of other groups that fit the name.
+    ``is_new`` is true if the user asked for a new group (``--new-group``). The name then means a group of
+    exactly this name, although other stored groups fit it too.
 
     Raises:
         JobFailed: If the store is missing or has no group at all; or unless ``is_new``, if the store has no

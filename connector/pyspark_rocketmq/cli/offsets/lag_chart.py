@@ -1,8 +1,8 @@
 """Draws a group's lag over time, as a page that works without a network or as a PNG.
 
-A queue's backlog at a time is the offset up to which messages were stored by then minus the offset that the
-store had then. The broker can report the former at any later time. Altair draws both forms from one
-description.
+A queue's backlog at a time is the queue's end at that time minus the group's next offset at that time. The
+offset store's history has the next offset. A broker can report the former end later too: it searches the
+queue by time. Altair draws both forms from one description.
 """
 
 from __future__ import annotations
@@ -139,7 +139,7 @@ try:
     import vl_convert  # noqa: F401 - what Altair writes PNG and pages with
 except ImportError as error:
     raise JobFailed(
-        f"The chart needs the extra 'charts' ({error}): pip install 'pyspark-rocketmq[charts]'."
+        f"The chart needs the extra 'charts' ({error}). Run: pip install 'pyspark-rocketmq[charts]'."
     ) from error
 
 

@@ -71,7 +71,7 @@ def lag_history(settings: OffsetsLagSettings, hours: float, clock: Clock | None 
 
 
 def _moments(group: StoredGroup, changes: Sequence[StoredChange], times_s: Sequence[float]) -> list[Moment]:
-    """Return the group's rows after each change that is the last one before a time in ``times_s``."""
+    """Return the group's rows at the times ``times_s``: those after the last change before each time."""
     shown = moments_at(times_s, [Moment(change, {}) for change in changes])
     wanted = {moment.change.version: moment.change for moment in shown if moment is not None}
     rows = group.rows_of_all(list(wanted.values()))

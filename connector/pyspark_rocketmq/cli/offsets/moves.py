@@ -136,7 +136,7 @@ def _time_in_digits(digits: str) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class QueueChoice:
-    """Choice of the queues that a command is about; an empty field chooses all."""
+    """Choice of the queues that a command is about. An empty field excludes no queue."""
 
     topics: frozenset[str] = frozenset()
     queues: frozenset[tuple[str, int]] = frozenset()
@@ -152,14 +152,14 @@ class QueueChoice:
         return not self.topics or queue.topic in self.topics
 
     def takes_retries_too(self, queue: MessageQueue) -> bool:
-        """Return whether ``queue`` is chosen; a choice without topics has all, including the retry topic."""
+        """Return whether ``queue`` is chosen. A choice without topics includes queues of the retry topic."""
         return self.takes_topic(queue) and (
             not self.queues or (queue.broker_name, queue.queue_id) in self.queues
         )
 
 
 def not_chosen(choice: QueueChoice, queues: Collection[MessageQueue]) -> str | None:
-    """Return a sentence about a name in ``choice`` that no queue has; None if all names are known."""
+    """Return a sentence about a topic or queue in ``choice`` that is not in ``queues``; None if all are."""
     topics = {queue.topic for queue in queues}
     for topic in sorted(choice.topics - topics):
         near = difflib.get_close_matches(topic, topics, n=1)
@@ -209,7 +209,7 @@ class QueueMove:
 
     @property
     def moved(self) -> int | None:
-        """Number of messages skipped; if negative, so many are consumed again; None without a row."""
+        """Number of messages skipped; if negative, the number consumed again. None without a row."""
         return None if self.row is None else self.target - self.row.next_offset
 
     @property
@@ -258,15 +258,22 @@ def moves_to(
     forgets_sinks: bool = False,
     staying: Collection[MessageQueue] = (),
 ) -> tuple[QueueMove, ...]:
-    """Return one move per target, sorted by queue; leave out queues that have that offset already.
+    """Return one move per target, sorted by queue; leave out queues that are at their targets already.
 
-    With ``forgets_sinks``, such a queue is included if its row has a record of the sinks that have the
-    consumed messages, since a reset deletes that record.
+    If the messages at a target are gone, the target is moved up to the first message that is left: below it
+    the query would fail, or skip the gap.
 
-    With ``rewinds_sink``, a queue whose watermark is above the target is included too: the group may have
-    been moved earlier without the sink. If the messages at a target are gone, the target is moved up to the
-    first one that is left: below it the query would fail, or skip the gap. The queues in ``staying`` are to
-    keep their offsets, so their targets are not moved up: the query reports what the broker has lost.
+    Args:
+        targets: The offset to which each queue is to be moved.
+        rows: The group's rows in the offset store.
+        bounds: Minimum and maximum offsets of the queues, as far as the brokers answered.
+        watermarks: The sink's watermarks; empty if the command does not look at a sink.
+        rewinds_sink: Include a queue at its target if its watermark is above the target: the group may have
+            been moved earlier without the sink.
+        forgets_sinks: Include a queue at its target if its row records which sinks have its messages: a reset
+            deletes that record.
+        staying: Queues that keep their offsets. Their targets are not moved up, so that the query reports
+            which messages the broker has lost.
     """
     moves = []
     for queue, wanted in sorted(targets.items()):
@@ -283,9 +290,9 @@ def moves_to(
 def skipped(
     rows: Mapping[MessageQueue, OffsetRow], bounds: Mapping[MessageQueue, QueueBounds], messages: int | None
 ) -> dict[MessageQueue, int]:
-    """Return the offset at which each queue continues after ``messages`` are skipped in it.
+    """Return the offset at which each queue continues after ``messages`` messages are skipped in it.
 
-    With None, or if fewer are left, that is the queue's end.
+    If ``messages`` is None, or if fewer messages are left, this is the queue's end.
     """
     return {
         queue: bounds[queue].max_offset
