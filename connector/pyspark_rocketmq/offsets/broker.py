@@ -2,17 +2,18 @@
 
 Like Java's ``RemoteBrokerOffsetStore``: one number per queue, and the last writer wins. Consequences:
 
-* *Nothing is fenced.* A member that lost a queue still stores its offset, and so does a commit that is under
-  way when an operator resets the group; a member that was notified of the reset stores it again with its next
-  plan. A member reads an offset and stores only a higher one. If another member stores a still higher one
-  between the two, that one is lost, and messages come twice.
+* *Nothing is fenced.* A member that lost a queue still stores its offset. A commit that is under way when an
+  operator resets the group may overwrite the reset. A member that was notified of the reset stores the
+  reset's offset again with its next plan.
+* A member reads the stored offset and writes only a higher one. If another member writes a still higher one
+  between the two steps, that one is lost, and messages come twice.
 * *No attempts, no suspension.* So it cannot serve orderly consumers, or a sink that needs each row exactly
   once. The planner remembers which queues stand still.
 * A broker that crashes loses, by default, the offsets of its last five seconds.
 * Brokers may lose the group, such as by ``mqadmin deleteSubGroup -r true``. A commit goes on from the last
   offset that this process has seen there.
-* A broker that is away stores nothing. A commit keeps its offsets in memory until it answers; if the process
-  ends before, their messages come again.
+* A broker that is away stores nothing. A commit keeps its offsets in memory until the broker answers. If the
+  process ends before, their messages come again.
 * Every read costs one request per queue. A broker before 5.0 is also asked for all its offsets if it answers
   0 for a queue that is not known to have this offset.
 """
@@ -135,8 +136,8 @@ class BrokerOffsetStore:
     def read(self, consumer_group: str) -> dict[MessageQueue, OffsetRow]:
         """Return the group's rows; empty if it is not the group of this store.
 
-        Queues are left out whose broker did not answer. A broker that answers again gets the offsets that
-        were kept for it.
+        Queues whose broker did not answer are left out. A broker that answers again gets the offsets that
+        this process has kept for it.
 
         Raises:
             BrokerOffsetUnavailable: If the name servers did not answer.
@@ -189,10 +190,10 @@ class BrokerOffsetStore:
     ) -> CommitResult:
         """Store each queue's offset unless the stored one is larger; the owner does not matter.
 
-        A queue of which no offset was ever seen is refused. If a broker has lost a queue's offset, it gets
-        the new one. If a broker does not answer, its offsets are accepted and kept in memory. The next commit
-        or read sends them again, but not over an offset that somebody else has stored meanwhile. Calls must
-        come one after the other.
+        A queue for which this process has never seen an offset is refused. If a broker has lost a queue's
+        offset, it gets the new one. If a broker does not answer, its offsets are accepted and kept in memory.
+        The next commit or read sends them again, but not over an offset that somebody else has stored
+        meanwhile. Only one thread may commit at a time.
 
         Source: ``RemoteBrokerOffsetStore.updateOffset`` with ``increaseOnly``, as concurrent consumers call
         it; ``persistAll``, which goes on if a broker fails.
@@ -276,7 +277,10 @@ class BrokerOffsetStore:
             )
 
     def _read(self, queues: Collection[MessageQueue] | None = None) -> Answers:
-        """Return the brokers' answers, after those that answer got the offsets that were kept for them."""
+        """Return the brokers' answers; first send the offsets kept for brokers that answer again.
+
+        The answer for such a queue is the offset that was sent, or the error of a broker that failed again.
+        """
         answers = dict(self._group.read(queues))
         answers |= self._send_kept(answers)
         stored = _offsets(answers)
@@ -316,7 +320,10 @@ class BrokerOffsetStore:
         return {**due, **refused}
 
     def _before(self, answers: Answers) -> dict[MessageQueue, int]:
-        """Return the offsets that a commit is compared with, also those of brokers without an offset now."""
+        """Return the offset of each queue with which a commit is compared.
+
+        If a broker does not answer or has lost an offset, this is the last offset known of the queue.
+        """
         with self._guard:
             known = {queue: self._known[queue] for queue in answers if queue in self._known}
             kept = {queue: each.next_offset for queue, each in self._kept.items()}

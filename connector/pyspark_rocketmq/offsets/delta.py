@@ -79,7 +79,8 @@ logger = logging.getLogger(__name__)
 
 _PARTITION_BY = ("consumer_group",)
 _ALLOWED_FEATURES = frozenset({"appendOnly", "invariants"})
-"""Features of protocol 1/2, the default of delta-rs and delta-spark; both support all of it."""
+"""Features of reader version 1 and writer version 2, the default of delta-rs and delta-spark. Both libraries
+support all of these features."""
 _TABLE_PROPERTIES: Mapping[str, str | None] = {
     # Every checkpoint lists removed files for this long. Changes older than the log are in the history
     # table.
@@ -95,8 +96,9 @@ _PAUSES_S = (0.0, 0.005, 0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.0, 1.0, 1.0
 class DeltaOffsetStore(RowOffsetStore):
     """Implements ``OffsetStore`` on one Delta table, which is created on first use.
 
-    An existing table must have exactly the columns of this release or of an earlier one, and protocol 1/2:
-    anything else is refused with SchemaError or OptionError. Safe against concurrent writers in any process.
+    An existing table must have exactly the columns of this release or of an earlier one, and only features of
+    reader version 1 and writer version 2. Other tables are refused with SchemaError or OptionError. Any
+    number of processes may write the table at the same time.
     """
 
     def __init__(

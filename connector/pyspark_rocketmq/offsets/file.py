@@ -9,8 +9,8 @@ other's changes. Other machines do not share the files: this store is for a cons
 with nobody.
 Rule 2: at every moment ``offsets.json`` is complete or missing; if it is missing, ``offsets.json.bak`` is
 complete. The complete file has the last change that was reported as stored, or a newer one.
-Rule 3: if a damaged file cannot be read, the other one is read instead, and a warning is logged. Without a
-readable file that is an error: treating it as "no offsets" would restart the group.
+Rule 3: if one file is damaged, the other one is read instead, and a warning is logged. If no file can be
+read, that is an error: without offsets the group would start again.
 
 Shape, pretty-printed or not; ``rows`` is our addition, and ``offsetTable`` has objects as keys, as in Java::
 
@@ -252,7 +252,8 @@ class FileOffsetStore(RowOffsetStore):
     def _file_of(self, consumer_group: str) -> Path:
         if not consumer_group:
             raise OffsetError(
-                "The consumer group has no name, so its offsets have no folder. Give the group a name."
+                "The consumer group has no name, so its offsets have no folder. Name the group in option "
+                "consumerGroup."
             )
         name = quote(consumer_group, safe=" @")
         # "." and ".." would name other folders, and quote() does not escape dots.
@@ -264,7 +265,7 @@ def _bak(main: Path) -> Path:
 
 
 def _replace(main: Path, content: bytes, *, keeps_main: bool) -> None:
-    """Write the complete new file, and put it in the place of the old one.
+    """Write ``content`` to a new file, and put it in the place of the old file ``main``.
 
     With ``keeps_main`` the old file becomes the ``.bak``. Without it the ``.bak`` stays as it is: if the old
     file is damaged, the ``.bak`` is the only copy until the new file is in place.

@@ -1,7 +1,8 @@
 """History of an offset store, and the choice of what to keep of it. Pure.
 
-All recent versions are kept. Of the older ones, each group's last one in a minute is kept, and its newest
-one. A reset is also kept, with the group's version before it, so that a mistake can be undone.
+Each change of a group's rows makes a version of the store. All recent versions are kept. Of the older ones,
+each group's last version in a minute is kept, and its newest one. A reset is also kept, with the group's
+version before the reset, so that a mistake can be undone.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ _APART_S: Final = 60.0
 
 
 class StoredChange(NamedTuple):
-    """A change that made one version of the store: of which group, what, and when."""
+    """A change that made one version of the store: its group, its time, and a description."""
 
     version: int
     at_s: float

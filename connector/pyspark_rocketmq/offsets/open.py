@@ -146,8 +146,9 @@ def describe_setbacks(
 ) -> tuple[str, ...]:
     """Return a sentence for each queue whose row shows that the store has an older state now than before.
 
-    Such a row is missing now, has a smaller epoch, or a smaller offset in the same epoch. No change of a
-    store does this. The sentences are in the order of the queues; there are none if all rows are fine.
+    Such a row is missing now, has a smaller epoch, or has a smaller offset in the same epoch. No change by a
+    consumer or a command makes a row so. The sentences are in the order of the queues; empty if all rows are
+    fine.
     """
     return tuple(
         words for queue, row in sorted(before.items()) if (words := _describe_setback(row, now.get(queue)))

@@ -1,7 +1,8 @@
 """Moves a group to recorded positions: those of its sink, its own earlier ones, or another group's.
 
-Only a broker shows whether such a position belongs to the queue's present log. So a move to it is no reset by
-an operator: the row remembers consumed messages, and the next planner checks whether the broker has them.
+Only a broker shows whether such a position belongs to the queue's present log. So such a move does not count
+as a reset by an operator. The row remembers consumed messages, and the next planner checks whether the broker
+still has them.
 """
 
 from __future__ import annotations
@@ -27,9 +28,10 @@ class RecordedPosition(NamedTuple):
 def position_of_sink(row: OffsetRow | None, record: SinkRecord) -> RecordedPosition:
     """Return where a group continues in a queue so that its sink gets all rows that it lacks.
 
-    A queue's generation grows when its offsets start again with other messages. If the group's row is in a
-    later generation than the sink, the sink has no rows of this one: the group continues where it began or,
-    if that is no longer recorded, at 0.
+    Usually this is the sink's watermark. A queue's generation grows when its offsets start again with other
+    messages. If the group's row is in a later generation than the sink, the sink has no rows of the later
+    generations. The group then continues at the lowest of the watermark and the offsets at which these
+    generations began; at 0 if one of those is no longer recorded.
 
     Args:
         row: The queue's row in the offset store; None if there is none.

@@ -1,10 +1,12 @@
 """Effects of a claim, a commit and a reset on a group's rows: pure functions, and a base class of stores.
 
-Rule 1: each function takes the stored rows and returns all rows to store. If ``after == before``, there is
+Rule 1: each function takes the stored rows and returns all rows to store. If these are equal, there is
 nothing to write.
 Rule 2: a change is applied as a whole; an error means that no row changes.
-Rule 3: a change may be applied a second time; at most, this raises epochs again. So a store whose write may
-or may not have arrived reads the rows and applies the rule again.
+Rule 3: a change may be applied a second time; at most, this raises epochs again. So a store that cannot see
+whether its write was stored reads the rows and applies the change again.
+
+:mod:`pyspark_rocketmq.offsets.store` explains claims, epochs, generations and watermarks.
 """
 
 from __future__ import annotations
@@ -149,9 +151,9 @@ def apply_begin_generations(
 ) -> Change[dict[MessageQueue, OffsetRow]]:
     """Begin the next generation of each queue whose row still has the epoch that ``generations`` names.
 
-    In one generation, a queue's offsets belong to the same messages; it ends when they start again with other
-    messages. The row moves to the new generation's ``next_offset``, and its epoch grows by one. Queues
-    without a row are left out.
+    In one generation, a queue's offsets belong to the same messages; a generation ends when the offsets start
+    again with other messages. The row moves to the new generation's ``next_offset``, and its epoch grows by
+    one. Queues without a row are left out.
 
     Raises:
         OffsetError: If an offset is negative, or above the highest one.
@@ -175,7 +177,7 @@ def _begun(row: OffsetRow, new: NewGeneration, now_s: float) -> OffsetRow:
 
 
 def apply_arrivals(before: Rows, arrived: Mapping[MessageQueue, int]) -> Change[None]:
-    """Record that brokers have stored these offsets; forget offsets that were sent there before them."""
+    """Record that brokers have stored the offsets ``arrived``; forget offsets that were sent before them."""
     known = {
         queue: before[queue]._replace(shown=before[queue].shown.since(offset))
         for queue, offset in arrived.items()
@@ -185,10 +187,10 @@ def apply_arrivals(before: Rows, arrived: Mapping[MessageQueue, int]) -> Change[
 
 
 def apply_last_skipped(before: Rows, passed: Mapping[MessageQueue, LastSkipped]) -> Change[None]:
-    """Remember a queue's messages in ``passed`` if its epoch is the same and no batch has changed its row.
+    """Remember the messages in ``passed`` of each queue whose epoch is the same and that no batch has moved.
 
-    If a batch has changed the row, they are remembered only in two cases: the broker has lost one of them, or
-    all are older than the newest message that the row remembers.
+    If a batch has moved the queue, the messages are remembered only in two cases: the broker has lost one of
+    them, or all are older than the newest message that the row remembers.
     """
     known = {
         queue: _with(row, last_message=row.state.last_message.with_passed(skipped.last_message))
@@ -296,7 +298,8 @@ def _following(row: OffsetRow, at_broker: int | None, before: OffsetRow | None) 
 def _moved(row: OffsetRow, next_offset: int, batch_id: int) -> OffsetRow:
     """Return the row moved to ``next_offset``, without facts about the old offset.
 
-    Below the offset at which its generation began, the row goes back to an earlier generation.
+    If ``next_offset`` is below the offset at which the row's generation began, the row goes back to an
+    earlier generation.
     """
     count, boundaries, messages = row.boundaries.back_to(next_offset)
     state = QueueState(
@@ -367,7 +370,7 @@ def _committed(row: OffsetRow, commit: QueueCommit, query_id: str, batch_id: int
 def _consumed_in(row: OffsetRow) -> OffsetRow:
     """Return the row after a message of its generation was consumed.
 
-    The row then no longer has the offsets at which this generation and earlier ones began.
+    The offsets at which this generation and earlier ones began are no longer needed, and are removed.
     """
     return row._replace(boundaries=row.boundaries.consumed_in()) if row.boundaries.behind else row
 
@@ -404,7 +407,7 @@ def _check_offsets(consumer_group: str, offsets: Mapping[MessageQueue, int]) -> 
 
 
 def _round_to_us(seconds: float) -> float:
-    """Return ``seconds`` rounded to microseconds, the precision of Delta's timestamps, for every store."""
+    """Return ``seconds`` rounded to microseconds, Delta's precision, so that all stores have equal values."""
     return round(seconds, 6)
 
 

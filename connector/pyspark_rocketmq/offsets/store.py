@@ -51,10 +51,12 @@ A member moves it, such as beyond lost messages or to the queue's next generatio
 recorded offset, or back to a sink's watermark. A row with ``RESET`` or ``FOLLOWED`` gets this value when a
 sink is found to be ahead of it."""
 NOTED = -5
-"""``batch_id`` of a row changed because a sink was ahead of it: a row with ``CLAIMED`` got the sink's newest
-message, or any row was moved to the sink's later generation. No batch has moved the row since."""
+"""``batch_id`` of a row changed because a sink was ahead of it, and moved by no batch since.
+
+Either a row with ``CLAIMED`` remembers the sink's newest message now, or a row was moved to the sink's later
+generation."""
 FIRST_GENERATIONS: Final[Mapping[MessageQueue, int]] = MappingProxyType({})
-"""Names no generation: each queue is in its first one (0), as if its offsets had never started again."""
+"""Empty mapping from queues to generations: each queue is in its first generation (0)."""
 NO_ROWS: Final[Mapping[MessageQueue, OffsetRow]] = MappingProxyType({})
 """Empty mapping, for a group whose rows were not read."""
 
@@ -65,7 +67,7 @@ class OffsetKey(NamedTuple):
     namespace: str
     """Namespace of the group; empty without one."""
     group: str
-    """Name that its members use, without the namespace."""
+    """Name of the group, without the namespace."""
     instance: str | None = None
     """Instance of a broadcasting group; None for a shared group."""
 
@@ -111,7 +113,7 @@ class OffsetRow(NamedTuple):
     generation: int = 0
     """Generation of the queue's offsets, from 0; incremented only when they start again."""
     shown: ShownOffsets = NEVER_SHOWN
-    """Offsets that Spark queries sent to the queue's broker or found stored there; empty if none asked it."""
+    """Offsets that Spark queries sent to the queue's broker, or found stored there; empty without any."""
     sinks: RecordedSinks = NO_SINKS
     """Sinks of the batch that last moved the row. Empty without sinks, after a reset, and after the row
     followed an offset at the broker."""
@@ -222,7 +224,7 @@ class QueueCommit:
     state: QueueState
     """State with which the next range begins. Its epoch is the one under which the batch was planned."""
     statistics: MetricsSnapshot = NO_METRICS
-    """Statistics of the queue after this batch; a commit that changes nothing else does not store them."""
+    """Statistics of the queue after this batch. If nothing else changes, they are not stored."""
     is_shown: bool = False
     """Whether ``next_offset`` will be written to the queue's broker."""
     arrived: int | None = None
@@ -239,8 +241,8 @@ class NewGeneration(NamedTuple):
     inspects the queue itself."""
     next_offset: int
     boundary: int | None = None
-    """First offset at which the new log differs from the former one; None means ``next_offset``. It is below
-    ``next_offset`` if the group was moved beyond it."""
+    """First offset at which the new log differs from the former one; None means ``next_offset``. If the group
+    was moved beyond this offset, ``next_offset`` is higher."""
 
 
 class SinkRecord(NamedTuple):
@@ -255,10 +257,11 @@ class SinkRecord(NamedTuple):
 
 
 class LastSkipped(NamedTuple):
-    """Messages to remember of a queue, besides consumed ones.
+    """Messages that a queue's row is to remember although no batch has consumed them.
 
-    They are the last message before the position to which the queue was moved, the last one before the end of
-    its generation, or one that the broker has lost.
+    Planners later check whether the broker still has the remembered messages. Such a message is the last one
+    before the position to which the queue was moved, the last one before the end of its generation, or one
+    that the broker has lost.
     """
 
     epoch: int
@@ -318,8 +321,9 @@ class OffsetStore(Protocol):
             starts: The queues to claim, each with its start.
             generations: Generations of queues without a row; the first generation if not named.
             at_brokers: The group's offsets at the brokers; None if these were not queried.
-            rows_before: Rows read before the brokers were queried. An offset in ``at_brokers`` that they
-                record as sent was not stored by somebody else, even if the present rows no longer record it.
+            rows_before: Rows read before the brokers were queried. An offset in ``at_brokers`` that these
+                rows record as sent was not stored by somebody else, even if the present rows no longer
+                record it.
 
         Raises:
             OffsetError: If a start is negative, or above the highest one.
@@ -353,8 +357,9 @@ class OffsetStore(Protocol):
     def note_passed(self, consumer_group: str, passed: Mapping[MessageQueue, LastSkipped]) -> None:
         """Remember messages that a queue has skipped or lost (``LastSkipped``); move no queue.
 
-        A queue is left out if its stored epoch differs from that in ``passed``. If a batch has changed its
-        row since, messages are remembered only if one is lost, or if all are older than the row's newest one.
+        A queue is left out if its stored epoch differs from that in ``passed``. If a batch has changed the
+        queue's row since it was moved, messages are remembered only if the broker has lost one of them, or
+        if all are older than the newest message that the row remembers.
 
         Raises:
             OffsetCommitConflict: If other writers of the group kept coming first, or writing kept failing.
@@ -367,9 +372,9 @@ class OffsetStore(Protocol):
         """Remember the newest messages of sinks whose watermarks are above the rows' next offsets.
 
         Return the rows that changed. Their epochs grow, so that running batches cannot commit. Planners then
-        check whether the broker still has the remembered messages. Without ``is_fenced`` running batches go
-        on, and the queue's next claim has the messages checked. If a sink has a later generation of a queue
-        (its offsets began again), the row continues in that generation, always under a new epoch.
+        check whether the broker still has the remembered messages. Without ``is_fenced`` the epochs stay and
+        running batches go on; the messages are then checked after the queue's next claim. If a sink has a
+        later generation of a queue, the row continues in that generation, always under a new epoch.
 
         Raises:
             OffsetCommitConflict: If other writers of the group kept coming first, or writing kept failing.
@@ -425,7 +430,7 @@ class RenewsStorage(Protocol):
 
 @runtime_checkable
 class OpensAgain(Protocol):
-    """A store that remembers its table, which may be deleted and created again between two queries."""
+    """A store that keeps its table open. The table may be deleted and created again between two queries."""
 
     def open_anew(self) -> None:
         """Forget the opened table, and use the one that exists now; called before a query starts."""
@@ -433,9 +438,9 @@ class OpensAgain(Protocol):
 
 
 def is_at_brokers(store: OffsetStore) -> bool:
-    """Return whether the brokers themselves keep the store's offsets (its ``is_at_brokers`` is True).
+    """Return whether the brokers themselves keep the store's offsets (its attribute ``is_at_brokers``).
 
-    Such a store has no epochs, so it refuses no commit, and there is nothing to send to the brokers. A store
-    without this attribute has epochs, and its offsets are also sent to the brokers.
+    Such a store has no epochs, so it refuses no commit. A store without this attribute has epochs, and the
+    query sends the stored offsets to the brokers, too.
     """
     return bool(getattr(store, "is_at_brokers", False))
