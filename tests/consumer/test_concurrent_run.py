@@ -476,7 +476,7 @@ def test_the_context_names_the_queue_and_refuses_rows_it_cannot_place() -> None:
     run.consume()
 
     assert len(broker.taken) == 10
-    assert "a row can only belong to a message that is acknowledged with it" in run.ack().last_error
+    assert "Emit a row only with a message of the same delivery." in run.ack().last_error
 
 
 @pytest.mark.parametrize("size", [1, 4])

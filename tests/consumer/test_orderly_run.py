@@ -618,7 +618,7 @@ def test_a_row_cannot_belong_to_a_message_of_another_delivery(stranger: MessageE
     context = ConsumeOrderlyContext([message_at(10), message_at(11)], OUTPUT)
 
     with pytest.raises(
-        ListenerError, match=r"but this delivery is .* queueOffset=10 to 11; a row can only belong"
+        ListenerError, match=r"but this delivery is .* queueOffset=10 to 11\. Emit a row only with"
     ):
         context.emit(stranger, name="x")
     with pytest.raises(ListenerError, match="a dict where a message belongs"):

@@ -1,4 +1,8 @@
-"""The contexts of deliveries, with ``emit``, and the hooks around each call of a listener."""
+"""The contexts of deliveries, with ``emit``, and the hooks around each call of a listener.
+
+A delivery is one call of a listener, with messages of one queue. An *engine* is the code of a task that calls
+the listener.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +40,7 @@ _making = threading.Lock()
 
 @dataclass(slots=True, kw_only=True)
 class ConsumeMessageContext:
-    """One listener call as hooks see it; they get the same object before and after the call.
+    """One listener call, as its hooks see it. A hook gets the same object before and after the call.
 
     Source: Java's ``ConsumeMessageContext``.
     """
@@ -166,7 +170,7 @@ class DeliveryContext:
     ) -> None:
         """Begin a delivery of one queue's ``messages``, at least one, ascending.
 
-        ``file`` is the temporary file for rows of their range; without it, one is made when needed.
+        ``file`` is the temporary file for rows of the messages' range; if None, one is made when needed.
         """
         if type(messages) is ArrowMessages:
             self.message_queue = messages.queue
@@ -195,13 +199,13 @@ class DeliveryContext:
     def emit(self, message: MessageExt | None = None, /, **columns: Any) -> None:
         """Add one output row; columns that are not given are null.
 
-        The row belongs to ``message``. Leave it out if the delivery has only one, or inside a loop ``for
-        message in messages``, for the current one.
+        The row belongs to ``message``. You may leave ``message`` out if the delivery has only one message, or
+        inside a loop ``for message in messages``: the row then belongs to the loop's current message.
 
         Raises:
             ListenerError: If the row's message is unclear, or not of this delivery.
             SchemaError: If a column is not in the listener's output schema, is missing and not nullable, or
-                its value does not fit. The query ends even if the listener catches it.
+                its value does not fit. The query ends even if the listener catches this error.
             RocketMQError: If there is no space for the rows; the query ends in the same way.
         """
         output = self._output
@@ -226,10 +230,10 @@ class DeliveryContext:
             self._keep(RowBuffer.look)
 
     def emit_batch(self, rows: pa.RecordBatch) -> None:
-        """For this package's listeners: add rows whose ``queueOffset`` is that of their message.
+        """For this package's listeners: add rows, whose column ``queueOffset`` names each row's message.
 
         Raises:
-            SchemaError: If they are not rows of the listener's output schema; see :meth:`emit`.
+            SchemaError: If the rows do not fit the listener's output schema; see :meth:`emit`.
             RocketMQError: If there is no space for the rows.
         """
         try:
@@ -329,8 +333,8 @@ class DeliveryContext:
             raise ListenerError(
                 f"emit() was given the message at {message.message_queue} "
                 f"queueOffset={message.queue_offset}, but this delivery is {self.message_queue} "
-                f"queueOffset={self._first_offset} to {self._last_offset}; a row can only belong to a "
-                "message that is acknowledged with it."
+                f"queueOffset={self._first_offset} to {self._last_offset}. Emit a row only with a message of "
+                "the same delivery."
             )
 
 
@@ -372,7 +376,7 @@ class ConsumeOrderlyContext(DeliveryContext):
         self.auto_commit = True
         """Whether SUCCESS commits the messages. If False, they wait until a later delivery returns COMMIT."""
         self.suspend_current_queue_time_millis = -1
-        """Pause of the queue after SUSPEND or ROLLBACK, clamped to 10..30000 ms; -1: as the consumer sets."""
+        """Pause of the queue after SUSPEND or ROLLBACK, clamped to 10..30000 ms; -1: the consumer's pause."""
 
 
 class ConsumeConcurrentlyContext(DeliveryContext):
@@ -385,9 +389,9 @@ class ConsumeConcurrentlyContext(DeliveryContext):
     ) -> None:
         super().__init__(messages, output, file)
         self.ack_index = ACK_ALL
-        """With CONSUME_SUCCESS: index of the last message that is done, by default that of the last message.
+        """With CONSUME_SUCCESS: index of the last message that is done. The messages after it have failed.
 
-        The messages after it have failed.
+        By default, all messages are done.
         """
         self.delay_level_when_next_consume = BROKER_DECIDES
         """Delay level with which failed messages are sent back to the broker.
@@ -397,7 +401,7 @@ class ConsumeConcurrentlyContext(DeliveryContext):
 
 
 class _Followed(list[MessageExt]):
-    """A list whose ``for`` loop sets the context's current message; a ``break`` leaves it set."""
+    """A list whose ``for`` loop sets the context's current message. After a ``break`` it remains set."""
 
     def __init__(self, messages: Sequence[MessageExt], context: DeliveryContext) -> None:
         super().__init__(messages)

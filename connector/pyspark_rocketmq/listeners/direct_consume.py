@@ -1,6 +1,6 @@
-"""Consumes one message for an administrator, whatever its queue's offsets are.
+"""Calls a listener with one message that an administrator names (``mqadmin``), as a broker asks for it.
 
-See row D12 of ``docs/semantics.md``.
+The offsets of the message's queue play no part and do not change. See row D12 of ``docs/semantics.md``.
 """
 
 from __future__ import annotations

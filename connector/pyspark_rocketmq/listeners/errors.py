@@ -16,7 +16,7 @@ from pyspark_rocketmq.display import masked, masking_logger
 logger = masking_logger(__name__)
 
 FIRST_PAUSE_S: Final = 10.0
-"""Minimum time between the first and the second log line of an error; it doubles after each line."""
+"""Minimum time between the first and the second log line of an error, in seconds; doubled after each line."""
 LONGEST_PAUSE_S: Final = 600.0
 MOST_KEYS: Final = 100
 """Number of different errors remembered; beyond that, the one not seen for longest is forgotten."""
@@ -47,7 +47,11 @@ class RateLimiter:
         self._reports: OrderedDict[Hashable, _Report] = OrderedDict()
 
     def happened(self, key: Hashable, now_s: float) -> int | None:
-        """Count an error. Return 0 to log it in full, n to log n more occurrences, None to log nothing."""
+        """Count one occurrence of the error ``key``; return what the caller is to log.
+
+        0: this error in full, since it is new. A number above 0: one line with this number of further
+        occurrences. None: nothing yet.
+        """
         report = self._reports.get(key)
         if report is None:
             self._reports[key] = _Report(now_s, FIRST_PAUSE_S)

@@ -9,8 +9,8 @@
   ``close()``: opened once per worker process, closed when idle
 * ``"module:name"``: any of these, imported where it is needed and not pickled
 
-For a concurrent listener, each of these may be an ``async def``. A form is pickled to the executors; there
-each range borrows it.
+For a concurrent listener, each of these may be an ``async def``. A form is pickled to the executors. There,
+each range of offsets that a task consumes borrows the listener, and gives it back at its end.
 
 Spark kills a Python worker that was idle for a minute. So a listener that was idle for half a minute is
 closed here, and opened again when needed. If its process is killed, nothing can close it.
@@ -83,9 +83,9 @@ def lease_of_opened(
 ) -> Iterator[Call]:
     """Open ``listener`` unless this process has it open under ``key``, and yield its ``consume_message``.
 
-    ``listener`` is an object or a class to instantiate; it stays open for ``idle_s`` while nobody borrows it.
-    If ``open`` fails, a :class:`FailedListener` is yielded, so that the queues are suspended and ``open`` is
-    tried again.
+    ``listener`` is an object, or a class to instantiate. When nobody borrows it any longer, it stays open for
+    ``idle_s`` seconds. If ``open`` fails, a :class:`FailedListener` is yielded. Its calls fail, so the queues
+    are suspended, and the next borrower tries ``open`` again.
     """
     opened, is_new = _take(key)
     if is_new:

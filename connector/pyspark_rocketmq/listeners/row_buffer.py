@@ -1,4 +1,4 @@
-"""Keeps the emitted rows of a range until a commit takes them: in memory, or in a temporary file if many.
+"""Keeps the emitted rows of a range until a commit takes them: in memory, or many rows in a temporary file.
 
 A listener may emit any number of rows for a message, and they must stay in the task until the message is
 acknowledged. A range is a span of one queue's offsets, which a task consumes. Rows are kept in order: the
@@ -246,7 +246,10 @@ def size_of(emitted: Sequence[Emitted]) -> int:
 
 
 def memory_of(emitted: Sequence[Emitted]) -> int:
-    """Return the approximate memory of a call's rows, in bytes; a small batch takes many times its values."""
+    """Return the approximate memory of a call's rows, in bytes: their values and the overhead of batches.
+
+    A small batch takes many times the memory of its values.
+    """
     columns: int = sum(rows.num_columns for rows in emitted if isinstance(rows, pa.RecordBatch))
     return size_of(emitted) + _COLUMN_BYTES * columns
 

@@ -278,7 +278,7 @@ def _is_clock(value: Any) -> bool:
 
 
 def is_none_of_these(_value: Any) -> bool:
-    """Return False: the quick check of a column whose values all need the thorough one."""
+    """Return False: the quick check of a column whose values all need the thorough check."""
     return False
 
 
