@@ -396,7 +396,10 @@ def test_a_row_goes_to_its_queue_its_key_s_queue_or_any(selector: QueueSelector)
     ("given", "said"),
     [
         ({"queue_id": 0}, "queue 0 of topic t exists on a, b: choose one in a column brokerName"),
-        ({"queue_id": 7}, "there is no queue 7 of topic t to write to; there are a/0, a/1, b/0"),
+        (
+            {"queue_id": 7},
+            "there is no queue 7 of topic t to write to; choose one of the topic's queues: a/0, a/1, b/0",
+        ),
         ({"queue_id": 1, "broker_name": "b"}, "there is no queue 1 of topic t on b"),
         ({"queue_id": 1, "sharding_key": "k"}, "it has both a queueId and a shardingKey"),
     ],

@@ -166,9 +166,9 @@ def parsed_addresses(name_servers: str | Sequence[str]) -> tuple[str, ...]:
 
 
 def namespace_of(namespace: str, name_servers: Iterable[str], namespace_v2: str | None) -> str:
-    """Return a producer's version-1 namespace, given or part of a name server's address.
+    """Return a producer's namespace: ``namespace``, else the one that a name server's host name contains.
 
-    It is empty if there is none or ``namespace_v2`` is set.
+    The result is empty if there is no namespace, or if ``namespace_v2`` is set.
 
     Raises:
         OptionError: If ``namespace`` and ``namespace_v2`` are both given.

@@ -56,7 +56,7 @@ class OptionSpec:
     """camelCase, as Spark users write it; matched without regard to case, as Spark does."""
     parse: Parser[Any]
     argument: ArgumentRule
-    """Python values that a ``PushConsumer`` accepts as this argument, besides the option's text."""
+    """Rule for the Python values that a ``PushConsumer`` accepts as this argument, in place of a text."""
     doc: str = ""
     default_text: str
     required: bool
@@ -171,12 +171,12 @@ class OptionSet:
 
     @classmethod
     def implied(cls, values: Mapping[str, Any]) -> dict[str, Any]:
-        """Return values of other fields that follow from ``values``, by field; here there are none."""
+        """Return values that follow from the given ``values``, by field. This class implies none."""
         del values
         return {}
 
     def cross_field_problems(self) -> list[str]:
-        """Return a sentence for each problem of options that cannot be combined; here there are none."""
+        """Return a sentence for each problem of options that cannot be combined. This class has none."""
         return []
 
     def given(self) -> dict[str, OptionSpec]:
@@ -282,7 +282,10 @@ def _instead_of(spec: OptionSpec, known: Container[str]) -> str:
 
 
 def _unknown_key(key: str, specs: list[OptionSpec]) -> tuple[str, str]:
-    """Return the problem with a key, and the key probably meant, which counts as given; empty if unclear."""
+    """Return the problem with a key, and the key that was probably meant; empty if that is unclear.
+
+    The caller counts the meant key as given, so that it is not reported as missing, too.
+    """
     known = [spec.key for spec in specs]
     # In secretKey:VALUE, the text after the colon is a secret.
     begin = re.match(r"\w?[\w.-]*", key)

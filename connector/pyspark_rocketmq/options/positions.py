@@ -40,10 +40,10 @@ ParseValue = Callable[[object, str], int]
 
 @dataclass(frozen=True, slots=True)
 class QueuePositions:
-    """A number for every queue: the queue's own, else its topic's, else ``default``.
+    """A start or an end for every queue: the queue's own number, else its topic's, else ``default``.
 
-    Numbers are offsets, or times in ms. Below 0, they stand for the earliest, the latest or a group's
-    committed offset.
+    Numbers are offsets, or times in ms. -2 stands for the earliest offset, -1 for the latest one, and -3 for
+    a group's committed offset.
     """
 
     default: int = EARLIEST_OFFSET

@@ -12,7 +12,7 @@ from pyspark_rocketmq.options.parsers import parses
 _STORAGE_SCHEMES: Final = frozenset(
     {"abfs", "abfss", "adl", "az", "azure", "file", "gs", "hdfs", "s3", "s3a", "wasb", "wasbs"}
 )
-"""Schemes of URIs that name a place, not a kind of store."""
+"""Schemes of URIs under which an offset table may be stored."""
 _FORMS: Final = (
     "Use a path, a storage URI or delta:PATH for a Delta table, broker: for the offsets that the group's "
     "brokers keep, file:PATH for a folder on this machine, or memory:NAME"

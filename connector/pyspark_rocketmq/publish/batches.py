@@ -1,4 +1,4 @@
-"""Assigns each row of a task to a queue and a request, which keep the order of their rows. No I/O."""
+"""Assigns each row of a task to a queue and to a request (a batch), and keeps the rows' order. No I/O."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _PIECES: Final = 4
 _MOST_KNOWN_KEYS: Final = 100_000
 
 Destination = MessageQueue | str
-"""A queue, or a topic if any of its queues will do."""
+"""A queue; or a topic, for a row that may go to any of the topic's queues."""
 
 
 def compression_of(options: WriteOptions) -> CompressionType | None:
@@ -68,7 +68,7 @@ class SendBatch:
         return f"{self.first.shown} to {self.last.shown}, {self.count} messages"
 
     def halves(self) -> tuple[SendBatch, SendBatch]:
-        """Split the messages, at least two, into two requests, in order."""
+        """Split this request of at least two messages into two requests, in order."""
         middle = self.count // 2
         return self._part(0, middle), self._part(middle, self.count)
 
@@ -97,7 +97,7 @@ class SendBatch:
 
 
 class BatchBuilder:
-    """Builds the requests of one task: rows of one destination, in their order, up to a size."""
+    """Builds the requests of one task. Each has rows of one destination, in their order, up to a size."""
 
     def __init__(self, options: WriteOptions) -> None:
         self._most_messages = options.batch_size
@@ -190,7 +190,7 @@ class QueueSelector:
         self._sampler = sampler
 
     def queues(self, topic: str) -> Sequence[MessageQueue]:
-        """Return the topic's queues, in the order in which the hash of a sharding key counts them.
+        """Return the topic's queues, in the order in which a sharding key's hash selects from them.
 
         Raises:
             RocketMQError: If they cannot be looked up.
@@ -201,7 +201,7 @@ class QueueSelector:
         return found
 
     def any_of(self, topic: str) -> Sequence[MessageQueue]:
-        """Return the queues, as last looked up, for rows of the topic that have neither key nor queue.
+        """Return the topic's queues, as last looked up, for rows that have neither a key nor a queue.
 
         Raises:
             RocketMQError: If they cannot be looked up.
@@ -209,10 +209,10 @@ class QueueSelector:
         return self._now.get(topic) or self.queues(topic)
 
     def instead_of(self, queue: MessageQueue) -> Sequence[MessageQueue]:
-        """Return the topic's current queues if ``queue`` is no longer one of them, else none.
+        """Return the topic's current queues if ``queue`` is no longer one of them, else an empty sequence.
 
-        Return none, too, if the look-up fails. Rows with a sharding key or their own queue keep the queues
-        of the first look-up.
+        Also return an empty sequence if the look-up fails. Only rows without a sharding key and a queue move
+        to the current queues; other rows keep the queues of the first look-up.
         """
         try:
             now = self._queues_now(queue.topic)
@@ -272,4 +272,7 @@ class QueueSelector:
             raise RowNotSent(row.shown, problem, is_no_message=True)
         where = f" on {row.broker_name}" if row.broker_name else ""
         known = ", ".join(f"{queue.broker_name}/{queue.queue_id}" for queue in self.queues(row.topic))
-        raise RowNotSent(row.shown, f"there is no {wanted}{where} to write to; there are {peer_text(known)}")
+        raise RowNotSent(
+            row.shown,
+            f"there is no {wanted}{where} to write to; choose one of the topic's queues: {peer_text(known)}",
+        )

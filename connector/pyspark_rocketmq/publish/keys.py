@@ -1,8 +1,8 @@
 """Arranges rows by sharding key, and checks that no two tasks sent rows of the same key.
 
 Each task takes a sample of its keys: those with the smallest hashes. The samples are compared up to the hash
-below which every sample is complete. A sample is enough, because in a DataFrame that is not arranged most
-keys are in several tasks.
+below which every sample has all keys of its task. A sample is enough, because in a DataFrame that is not
+arranged most keys are in several tasks.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class KeySampler:
     _end: int = 1 << 64
 
     def add(self, topic: str, sharding_key: str) -> None:
-        """Add the key of a row; it has no effect if the key was added before."""
+        """Add the key of a row. A key that was added before changes nothing."""
         digest = hashlib.blake2b(f"{topic}\0{sharding_key}".encode(), digest_size=8).digest()
         number = int.from_bytes(digest, "big")
         if number >= self._end:
@@ -82,8 +82,9 @@ def keys_of_several_tasks(samples: Iterable[KeySample]) -> list[str]:
 def by_sharding_key(rows: DataFrame, *, partitions: int | None = None) -> DataFrame:
     """Put the rows of each ``shardingKey`` into one partition, in the order of ``rows``.
 
-    This is the order of ``rows.collect()``: to publish in the order of a column, sort by it first. Rows
-    without a key are spread over the partitions. The cost is one shuffle and a sort within each partition.
+    The order of ``rows`` is that of ``rows.collect()``: to publish in the order of a column, sort by the
+    column first. Rows without a key are spread over the partitions. The cost is one shuffle and a sort within
+    each partition.
 
     Args:
         rows: Not a stream; for a stream, arrange the DataFrame that ``foreachBatch`` gets.
@@ -102,7 +103,8 @@ def by_sharding_key(rows: DataFrame, *, partitions: int | None = None) -> DataFr
         )
     if SHARDING_KEY.lower() not in map(str.lower, rows.columns):
         raise SchemaError(
-            f"by_sharding_key() needs a column '{SHARDING_KEY}'; there are {', '.join(rows.columns)}."
+            f"by_sharding_key() needs a column '{SHARDING_KEY}', but there are only "
+            f"{', '.join(rows.columns)}. Add or rename a column."
         )
     check_speculation(rows.sparkSession)
     # This numbers partitions and their rows in ascending order.

@@ -285,7 +285,7 @@ def _encode_all(properties: dict[str, str], keys: str | None, tags: str | None, 
 
 
 class _BadRow(Exception):
-    """Raised for a row that cannot be a message; its text is the end of a sentence about the row."""
+    """Raised for a row that cannot be a message; the error's text is the end of a sentence about the row."""
 
 
 def _required(value: Any, column: str) -> Any:
@@ -296,7 +296,11 @@ def _required(value: Any, column: str) -> Any:
 
 @lru_cache(maxsize=1024)
 def _topic(name: str | None, namespace: str | None) -> str:
-    """Return ``name`` if it is a valid name of a topic; raise _BadRow if it is not, or too long or null."""
+    """Return ``name`` if it is a valid name of a topic.
+
+    Raises:
+        _BadRow: If the name is null or not valid, or too long together with ``namespace``.
+    """
     try:
         topic = _TOPIC_NAME(_required(name, TOPIC))
     except ValueError as problem:

@@ -1,8 +1,8 @@
-"""Sends the batches of one task: one at a time for each queue, in order, again for up to ``retryTimeoutMs``.
+"""Sends the batches of one task: one at a time to each queue, in order; retries for ``retryTimeoutMs``.
 
 The thread that puts batches in does all the work; the callbacks of sends only leave outcomes in
 ``_outcomes``. A batch stays at the head of its queue's buffer until it is acknowledged, so no other batch
-overtakes it. A retry after a lost answer may store a batch twice, one copy right after the other.
+overtakes it. If an answer is lost, the retry may store the batch twice, one copy right after the other.
 
 Rule 1: a batch with its own queue is tried only on that queue. Any other batch moves to another broker's
 queue after a failure, after a refusal that another broker might not give, and from a queue that its topic no
@@ -70,7 +70,7 @@ class _Sending:
     batch: SendBatch
     failures: int = 0
     deadline: Deadline | None = None
-    """End of its attempts; set at the first one."""
+    """Time after which the batch is not tried again; None before its first attempt."""
     begun_s: float = 0.0
     """Monotonic second at which its last attempt began."""
     due_s: float = 0.0
@@ -106,9 +106,14 @@ class Sender:
     ) -> None:
         """Set up the sender; :meth:`put` begins to send.
 
-        Batches that may go anywhere avoid brokers that ``faults`` advises against. ``instead_of`` is called
-        after a refusal: it returns the topic's current queues if the refused one is gone, otherwise none.
-        ``too_large`` is called with the size of a batch that a broker refused for its size.
+        Args:
+            begin: Begins a send.
+            clock: Clock for retries.
+            options: The write's options.
+            faults: Brokers that batches without their own queue should avoid; None to avoid no broker.
+            instead_of: Called after a refusal with the queue that refused; returns the topic's current
+                queues if that queue is gone, otherwise an empty sequence.
+            too_large: Called with the size of a batch that a broker refused for its size.
         """
         self._begin = begin
         self._clock = clock

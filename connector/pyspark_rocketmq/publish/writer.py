@@ -51,12 +51,11 @@ Source: ``StreamExecution``, ``MicroBatchExecution``."""
 
 
 def seen_routes(options: WriteOptions) -> SeenRoutes:
-    """Return the route of option ``topic``, which the driver looks up for all tasks.
+    """Look up the route of option ``topic`` in the driver, for all tasks; return it by topic.
 
-    Return nothing if topics are in a column, or the cluster does not answer now: tasks then look them up.
-
-    All tasks of a write, including repeated ones, distribute sharding keys over the queues of this one
-    look-up, even if brokers restart meanwhile.
+    All tasks of a write, including repeated ones, then distribute sharding keys over the same queues, even if
+    brokers restart meanwhile. If topics are in a column, or the cluster does not answer now, the result is
+    empty, and each task looks its topics up.
     """
     if options.topic is None:
         return {}
@@ -151,10 +150,12 @@ def _begin_send(producer: Producer, send_batch: SendBatch, queue: MessageQueue, 
 
 @dataclass(frozen=True)
 class SentMessage(WriterCommitMessage):
-    """The result of one task: number of messages sent, and a sample of their sharding keys."""
+    """Result of one task, which Spark brings to the driver."""
 
     messages: int
+    """Number of messages sent."""
     keys: KeySample
+    """Sample of the task's sharding keys; empty with ``checkShardingKeys=false``."""
 
 
 class _Writer:
@@ -239,7 +240,7 @@ class RocketMQStreamWriter(_Writer, DataSourceStreamArrowWriter):
 
     @without_frames
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
-        """Warn if, by samples, two tasks sent rows of one sharding key, unless ``checkShardingKeys=false``.
+        """Warn if samples show that two tasks sent rows of one key, unless ``checkShardingKeys=false``.
 
         The batch is stored. An error here would make every restart of the query send it again, and fail
         again.
