@@ -1,7 +1,8 @@
-"""Decides which ranges a replay still has to read, in which steps, and how much of one is stored. Pure.
+"""Decides which ranges a replay still has to read, in which steps, and how much of a range is stored. Pure.
 
-One sender sends a range to one queue, in order, and each batch only after the previous one is stored. So the
-stored part of a range is always its beginning, up to the highest source offset in the target.
+A range is a span of one source queue's offsets. One task sends a range to one queue of the target topic, in
+order, and each batch only after the previous one is stored. So the stored part of a range is always its
+beginning, up to the highest source offset that the target has.
 """
 
 from __future__ import annotations
@@ -93,8 +94,8 @@ class Sending:
     """The message at the end of the source range before anything was sent, by which a later run recognises
     the source's log. None if the broker did not show it, and in records of earlier releases."""
     sent: int | None = None
-    """Number of messages that were stored in the target, or fewer; None if that is unknown, as before the
-    range was sent and in records of earlier releases."""
+    """Least number of messages that were stored in the target. None if it is unknown: before the range was
+    sent, and in records of earlier releases."""
 
     def offset_of(self, replayed_by: str | None, replayed_from: str | None) -> int | None:
         """Return a target message's source offset from its properties of these names.
@@ -142,10 +143,11 @@ class Sending:
         return self.source.start
 
     def check_target(self, bounds: QueueBounds) -> None:
-        """Check that the target queue, with these ``bounds`` now, may still have what was sent.
+        """Check that the target queue, whose bounds now are ``bounds``, may still have what was sent.
 
         Raises:
-            DataLoss: If it ends before: it has another log, or lost messages.
+            DataLoss: If the queue ends before the last message that was sent: its topic was created again, or
+                it has lost messages.
         """
         end = self.target_offset + (self.sent or 0)
         if bounds.max_offset < end:
@@ -165,9 +167,10 @@ def last_of(recorded: Iterable[Sending]) -> LastMessage:
 
 
 def check_same_log(recorded: Sequence[Sending], found: LastMessage | None, bounds: QueueBounds) -> None:
-    """Check that a source queue has the log whose ranges are recorded as replayed.
+    """Check that a source queue still has the log whose ranges are recorded as replayed.
 
-    If the last message has expired, or is not shown, nothing speaks against it.
+    The check compares the last recorded message with the message that is now at its offset. If that message
+    has expired, or its broker does not show it, the log counts as the same.
 
     Args:
         recorded: Recorded ranges of one queue, at least one.
@@ -175,7 +178,7 @@ def check_same_log(recorded: Sequence[Sending], found: LastMessage | None, bound
         bounds: The queue's bounds now, as its master has them.
 
     Raises:
-        DataLoss: If the queue has another log, or ends before the end of a recorded range.
+        DataLoss: If the queue has another log, or ends before a recorded range does.
     """
     last, end = last_of(recorded), max(one.source.end for one in recorded)
     has_ended = end > bounds.max_offset

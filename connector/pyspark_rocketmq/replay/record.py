@@ -1,10 +1,10 @@
 """A Delta table of the ranges replayed into a topic, so that a second run adds no duplicates.
 
-It has two rows for each queue and step: one before anything is sent, with the end of the target queue, and
-one after everything is stored. If the second row is missing, a later run finds the stored part in the target
-(:mod:`pyspark_rocketmq.replay.ranges`) and writes the row. Both rows have the last message of the range, by
-which a later run notices that the source queue has another log; the second has the number of messages that
-were sent, by which it notices that the target queue has another log.
+It has two rows for each queue and step. The first is written before anything is sent, with the end of the
+target queue; the second after everything is stored. If the second row is missing, a later run finds the
+stored part in the target (:mod:`pyspark_rocketmq.replay.ranges`) and writes the row. Both rows have the last
+message of the range, by which a later run notices that the source queue has another log. The second row has
+the number of messages that were sent, by which a later run notices that the target queue has another log.
 """
 
 from __future__ import annotations
@@ -106,7 +106,11 @@ class ReplayRecord:
         Raises:
             RocketMQError: If the table cannot be written; nothing may be sent then.
         """
-        self._append(_BEGUN, sendings, "None of their messages was sent.")
+        self._append(
+            _BEGUN,
+            sendings,
+            "None of their messages was sent. Check that the table can be written, and replay again.",
+        )
 
     def finish(self, sendings: Sequence[Sending]) -> None:
         """Record that the messages of these ranges are stored; a range may end earlier than in ``begin``.
@@ -114,7 +118,12 @@ class ReplayRecord:
         Raises:
             RocketMQError: If the table cannot be written; the next run finds the messages in the target.
         """
-        self._append(_STORED, sendings, "The next run will find their messages in the target.")
+        self._append(
+            _STORED,
+            sendings,
+            "Their messages are sent. Check that the table can be written, and replay again: the next run "
+            "finds these messages in the target.",
+        )
 
     def _append(self, state: str, sendings: Sequence[Sending], consequence: str) -> None:
         now = datetime.now(UTC)

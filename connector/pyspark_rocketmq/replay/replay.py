@@ -245,7 +245,7 @@ class Replay:
         return self._run(partitions, write, on_step, in_order=True, done=left_out)
 
     def _finish_interrupted(self, recorded: ReplayRecord, targets: TargetTopic) -> None:
-        """Find in the target topic how much of an interrupted step is stored; record that as replayed."""
+        """Find in the target topic which part of an interrupted step is stored, and record it as replayed."""
         unfinished = recorded.unfinished()
         if not unfinished:
             return
@@ -276,10 +276,11 @@ class Replay:
         in_order: bool,
         done: Iterable[QueueRange] = (),
     ) -> ReplaySummary:
-        """Write the ranges of ``partitions`` step by step, without the ranges ``done``.
+        """Write the ranges of ``partitions`` step by step, except the ranges ``done``.
 
         ``write`` gets the ranges of one step, one for each task, and returns the number of rows or messages
-        written. With ``in_order`` the offsets of a queue stay in one task; otherwise ranges are split.
+        written. With ``in_order``, each step has one task for a queue. Otherwise, several tasks may read
+        parts of one queue's range.
         """
         begun_s = time.monotonic()
         planned = [one.planned for _, one in sorted(partitions.items())]
@@ -346,14 +347,15 @@ def _partitions(options: ReadOptions) -> dict[MessageQueue, QueuePartition]:
 
 
 def _check_logs(partitions: Mapping[MessageQueue, QueuePartition], done: Iterable[Sending]) -> None:
-    """Check that the queues still have the logs whose ranges are recorded as replayed.
+    """Check that the source queues still have the logs whose ranges are recorded as replayed.
 
-    Recorded ranges that are not to be read count, too. Otherwise the record would get ranges of two logs.
+    All recorded ranges of these queues are checked, also those that this run does not read. Otherwise the
+    record would get ranges of two logs.
 
     Raises:
         DataLoss: If a queue has another log than the recorded one.
-        TransportError: If only a slave says so, which may lack messages or have those of an older log.
-        RocketMQError: If a broker does not show it.
+        TransportError: If a slave seems to have another log: it may lack messages, or have an older log.
+        RocketMQError: If a broker does not answer.
     """
     recorded: dict[MessageQueue, list[Sending]] = {}
     for one in done:
@@ -377,12 +379,12 @@ def _check_logs(partitions: Mapping[MessageQueue, QueuePartition], done: Iterabl
 
 
 def _check_targets(targets: TargetTopic, done: Iterable[Sending]) -> None:
-    """Check that the target's queues do not end before what is recorded as stored in them.
+    """Check that the target's queues may still have the messages that are recorded as stored in them.
 
     Queues that the target no longer has, or whose broker is away, are passed over.
 
     Raises:
-        DataLoss: If a queue does.
+        DataLoss: If a queue ends before its recorded messages do.
         TransportError: If a slave is listed as a queue's master, because it may lack messages.
         RocketMQError: If a broker does not answer.
     """
@@ -397,7 +399,7 @@ def _check_targets(targets: TargetTopic, done: Iterable[Sending]) -> None:
 
 
 def _with_last(sendings: Sequence[Sending], parts: Iterable[QueuePartition]) -> list[Sending]:
-    """Return the sendings with the last messages of their ranges, where brokers show these now."""
+    """Return the sendings, each with the last message of its range if the broker shows that message now."""
     of_queue = {part.planned.queue: part for part in parts}
     found = _found_at({queue: part.planned.end - 1 for queue, part in of_queue.items()}, of_queue)
     return [

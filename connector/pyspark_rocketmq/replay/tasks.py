@@ -77,10 +77,16 @@ class QueueSender:
     ) -> None:
         """Send nothing yet.
 
-        ``what`` names range and target for errors. ``send`` stores messages or raises: ``ConnectFailed`` if
-        it sent nothing, another error if some may be stored. ``stored_until`` reads from the target the first
-        source offset that is not stored. ``is_repeated``: an earlier attempt of the task may have sent a part
-        of the range. ``settle_s``: the time for which a request may still be on its way after its time-out.
+        Args:
+            send: Stores messages, or raises: ``ConnectFailed`` if it sent nothing, another error if some
+                messages may be stored.
+            stored_until: Reads the target; returns the first source offset that is not stored there.
+            clock: Clock for retries and pauses.
+            sleep: Waits for a number of seconds.
+            what: Names range and target for errors.
+            is_repeated: Whether an earlier attempt of the task may have sent a part of the range.
+            settle_s: Seconds for which a request may still be on its way after its time-out.
+            retry_timeout_s: Seconds for which one batch is tried again.
         """
         self._send = send
         self._read_stored_until = stored_until
@@ -98,7 +104,7 @@ class QueueSender:
         self._seen_s = self._now_s()
         self._is_unsure = self._is_on_its_way = is_repeated
         """The first: whether the target may have messages of this range that this sender does not count as
-        stored. The second: whether it may still get some by a request under way."""
+        stored. The second: whether a request that is still on its way may store some."""
 
     def _now_s(self) -> tuple[float, float]:
         # The monotonic clock stops while the machine sleeps.
@@ -108,7 +114,7 @@ class QueueSender:
         """Send the next messages of the range, few enough for a batch; when it returns, they are stored.
 
         Raises:
-            RocketMQError: If they are not stored, or that cannot be determined.
+            RocketMQError: If the messages are not stored, or if it cannot be found out whether they are.
         """
         end = rows[-1][0] + 1
         stood_still_s = max(now - seen for seen, now in zip(self._seen_s, self._now_s(), strict=True))
@@ -163,7 +169,7 @@ def _numbers(batches: Iterable[pa.RecordBatch]) -> Iterator[int]:
 
 @dataclass(frozen=True)
 class ReadRanges:
-    """Function of reading tasks: each returns the messages of its range, which its number selects."""
+    """Function of reading tasks: each task returns the messages of the range that its number selects."""
 
     partitions: Sequence[QueuePartition]
 
@@ -189,8 +195,8 @@ class Resending:
 class ResendRanges:
     """Function of sending tasks: each sends its range to one queue, batch after batch, each message once.
 
-    A batch is retried for ``retryTimeoutMs``. A repeated task continues where the previous attempt ended, as
-    shown by the target.
+    A batch is retried for ``retryTimeoutMs``. A repeated task reads the target, and continues where the
+    previous attempt ended.
     """
 
     parts: Sequence[Resending]
