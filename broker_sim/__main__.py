@@ -91,7 +91,8 @@ def _parser(program: str) -> argparse.ArgumentParser:
         type=int,
         const=_WHOEVER,
         metavar="PID",
-        help="end when the starting process does; PID is its own, as it may end before this one asks for it",
+        help="end when the process that started this one ends; give the PID of that process, in case it ends "
+        "before this one can look for it",
     )
     return parser
 

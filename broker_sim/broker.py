@@ -144,10 +144,10 @@ class Broker:
         return [self._in_allowed_form(each) for each in outgoing]
 
     def connection_closed(self, peer: Peer) -> list[Outgoing]:
-        """Forget the connection and its memberships, not its locks; return commands to send.
+        """Forget the connection and its memberships, but not its locks; return the commands to send.
 
         Its held pulls stay: each is run again when its time is up or a message arrives, although nobody gets
-        the answer. So it may take the reset of its queue with it (``PullRequestHoldService``).
+        the answer. So such a pull may use up an operator's reset of its queue (``PullRequestHoldService``).
         """
         self.state.producers.connection_closed(peer)
         self.state.client_calls.connection_closed(peer)
@@ -175,9 +175,9 @@ class Broker:
         return [self._in_allowed_form(each) for each in self._drain()]
 
     def next_deadline_s(self) -> float | None:
-        """Return the monotonic time at which :meth:`look_at_clock` next has work; None if none is known.
+        """Return the monotonic time at which :meth:`look_at_clock` next has work; None if no time is known.
 
-        The expiry of members and of old messages is not included.
+        The expiry of members and of old messages does not count: the server's regular scan takes care of it.
         """
         state = self.state
         deadlines_s = (

@@ -162,7 +162,7 @@ def _bare(name: str) -> str:
 class InCloud(Around):
     """Refuses requests that break a cloud's rules, and passes all others to an inner name server or broker.
 
-    It is an :class:`broker_sim.server.Endpoint`, as the inner one is.
+    Like the inner one, this object is an :class:`broker_sim.server.Endpoint`.
     """
 
     def __init__(self, inner: Endpoint, rules: CloudRules, *, mirror_header_form: bool = False) -> None:

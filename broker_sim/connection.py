@@ -211,7 +211,7 @@ class Connection(asyncio.Protocol):
         self._held += more
         if not self._owner.may_hold(more):
             _logger.warning(
-                "%s is disconnected: too much is held of frames that are not whole", self.peer.host
+                "%s is disconnected: the server holds too many bytes of unfinished frames", self.peer.host
             )
             self.abort()
             return

@@ -2,13 +2,13 @@
 
 Members (``ConsumerManager``): a heartbeat replaces the group's whole subscription table, so the last member
 to send one decides. A member leaves with its connection, by UNREGISTER_CLIENT, or after 120 s (by default)
-without a heartbeat. If ``register`` or ``unregister`` returns True, the membership or the topics have
-changed, and the caller must notify the members; likewise those of the groups that ``connection_closed`` and
-``expire`` return.
+without a heartbeat. If ``register`` or ``unregister`` returns True, the members or the topics have changed,
+and the caller must notify the group's members. The same holds for each group that ``connection_closed`` or
+``expire`` returns.
 
 Committed offsets (``ConsumerOffsetManager``) are a plain table: the last write wins. An operator's reset of a
-queue overrides the table until the group's next pull of that queue: until then queries show it, and commits
-are ignored.
+queue overrides the table until the group's next pull of that queue. Until then, queries return the reset's
+offset, and commits are ignored.
 
 Locks (``RebalanceLockManager``): a lock lives 60 s (by default) after it was last granted or refreshed. Only
 its holder can release it; closing a connection or unregistering does not. Topic and queue need not exist. A

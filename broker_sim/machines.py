@@ -183,9 +183,9 @@ class Role:
     def _revised(self, answer: RemotingCommand, header: PullMessageRequestHeader) -> RemotingCommand:
         """Return the broker's answer to a pull, changed as a master with slaves, or a slave, gives it.
 
-        It suggests the machine for the next pull. While the master is alive, a slave suggests it unless the
-        pulled messages are old; if the slave has no message, the client is to retry immediately. A slave
-        never corrects the client's offset. Refusals stay unchanged.
+        The changed answer suggests the machine for the next pull. While the master is alive, a slave suggests
+        the master, unless the pulled messages are old. If the slave has no message, the client is to retry
+        immediately. A slave never corrects the client's offset. Refusals stay unchanged.
         """
         if "nextBeginOffset" not in answer.ext_fields:
             return answer

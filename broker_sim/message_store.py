@@ -205,7 +205,7 @@ class Run(NamedTuple):
 
 
 class Scan(NamedTuple):
-    """Result of selecting messages for a pull: where they are, their number, and where to go on."""
+    """Result of selecting messages for a pull: their places, their number, and the next offset to scan."""
 
     runs: list[Run]
     message_count: int

@@ -79,7 +79,7 @@ def handle_pull(state: BrokerState, peer: Peer, command: RemotingCommand) -> Rem
 
 
 def release_held_pull(state: BrokerState, pull: HeldPull) -> Outgoing:
-    """Run a held pull a second and last time; return its answer, with or without messages, to be sent."""
+    """Run a held pull a second and last time; return the answer to send, with or without messages."""
     header = from_ext_fields(PullMessageRequestHeader, pull.command.ext_fields)
     try:
         wanted = _check(state, pull.peer, pull.command.code, header)

@@ -40,7 +40,7 @@ class Outgoing(NamedTuple):
 
 
 class Refused(Exception):
-    """Handlers raise it to answer with an error code; their caller creates the answer."""
+    """Raised by a handler that answers with an error code; the handler's caller creates the answer."""
 
     def __init__(self, code: ResponseCode, remark: str, ext_fields: Mapping[str, str] = _NO_FIELDS) -> None:
         super().__init__(code, remark)

@@ -285,7 +285,7 @@ def _denial(user: User, need: Need, ip: str) -> str | None:
 class Guarded(Around):
     """Refuses requests that access control forbids, and passes all others to an inner broker.
 
-    It is an :class:`broker_sim.server.Endpoint`, as the inner one is.
+    Like the inner one, this object is an :class:`broker_sim.server.Endpoint`.
     """
 
     def __init__(self, inner: Endpoint, access: AccessControl, *, mirror_header_form: bool = False) -> None:

@@ -1,8 +1,9 @@
 """SQL92 expressions over message properties, evaluated as RocketMQ's filter module does.
 
-A property is a string, or null when the message lacks it; null makes a comparison null, and only true
-matches. Strings are converted to the type they are compared with; a string that does not convert fails the
-whole expression, and so does not match, even beside an OR that would be true.
+A property is a string, or null if the message lacks it. A comparison with null is null, and a message matches
+only if the whole expression is true. A string is converted to the type with which it is compared. If a string
+cannot be converted, the whole expression fails and the message does not match, even if the other side of an
+OR is true.
 
 Source: ``ComparisonExpression``, ``LogicExpression``, ``UnaryExpression``, ``ExpressionMessageFilter``.
 """
