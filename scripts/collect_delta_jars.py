@@ -40,7 +40,7 @@ NEEDED = {
 
 
 def collect(version: str, ivy_jars: Path, target: Path) -> None:
-    """Copy the needed jars, or none if one is missing or has another hash."""
+    """Copy the jars that ``version`` of Delta needs; copy none if one is missing or has another hash."""
     needed = NEEDED[version]
     missing = [name for name in needed if not (ivy_jars / name).is_file()]
     if missing:

@@ -1,4 +1,4 @@
-"""Shows an argument's declared default on the page of the Python API, not the name under which it is declared.
+"""Shows the values of arguments' defaults on the page of the Python API, where the code has names for them.
 
 Called by griffe, which reads the sources for mkdocs (``mkdocs.yml``).
 """

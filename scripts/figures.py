@@ -1,4 +1,4 @@
-"""Print how large the project is beside how large it should be at most: ``figures.py [ROOT]``."""
+"""Print figures of the project's size, each with its upper limit: ``figures.py [ROOT]``."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ class Figure(NamedTuple):
     name: str
     value: float
     wanted: float | None
-    """At most; None where only the direction is known: less."""
+    """Upper limit; None if there is no limit, but fewer are better."""
     detail: str = ""
 
 
 def figures(root: Path) -> list[Figure]:
-    """What is measured in the checkout at ``root``."""
+    """Measure the checkout at ``root``."""
     connector = _modules(root / "connector")
     texts = {path: text for path, text in connector.items() if path.name != "__init__.py"}
     folders = Counter(path.parent.relative_to(root / "connector").as_posix() for path in texts)
@@ -66,7 +66,7 @@ def figures(root: Path) -> list[Figure]:
 
 
 def words(page: Path) -> int:
-    """Of a page, without what only draws tables and lists."""
+    """Return the number of words of a page, without the signs that only draw tables and lists."""
     return len(_WORD.findall(page.read_text(encoding="utf-8")))
 
 
@@ -79,7 +79,7 @@ def _lines(modules: dict[Path, str]) -> int:
 
 
 def main() -> None:
-    """Print a table."""
+    """Print the figures as a table."""
     root = Path(sys.argv[1]) if len(sys.argv) > 1 else Path(__file__).parents[1]
     print(f"{'':36} {'now':>8} {'at most':>8}")  # noqa: T201
     for name, value, wanted, detail in figures(root):

@@ -70,7 +70,7 @@ _OF_A_CONSUMER = (
 
 
 def options_page() -> str:
-    """The documentation page of the options."""
+    """Return the documentation page of the options."""
     common = specs_of(ConnectionOptions)
     lines = [
         _MADE,
@@ -125,12 +125,12 @@ def _consumer_table() -> list[str]:
 
 
 def _type_of(spec: OptionSpec) -> str:
-    """The type of an option's value, with its unit."""
+    """Return the type of an option's value, with its unit."""
     return f"{spec.type}; {spec.unit}" if spec.unit else spec.type
 
 
 def meaning_of(spec: OptionSpec) -> str:
-    """An option's documentation, with the keys that it had before."""
+    """Return an option's documentation, with the keys that it had before."""
     formerly = (
         f"Formerly `{former.key}`, which is refused from {former.until} on." for former in spec.formerly
     )
@@ -143,7 +143,7 @@ def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
 
 
 def answers_page() -> str:
-    """The documentation page of what happens at each answer of a broker."""
+    """Return the documentation page of the reactions to each answer of a broker."""
     lines = [_MADE, "", "# Answers of brokers", "", _ANSWERS_HEAD.strip()]
     for use in Use:
         title = use.title[0].upper() + use.title[1:]
@@ -153,7 +153,10 @@ def answers_page() -> str:
 
 
 def _answer_rows(use: Use) -> list[tuple[str, ...]]:
-    """One row for all answers that are alike; the last one is for those that react as unknown codes do."""
+    """Return a row for each reaction, with all answers that cause it.
+
+    The last row is for all other answers, which cause the same reaction as an unknown code.
+    """
     answers = [(int(code), "", code.name) for code in ResponseCode if code is not ResponseCode.SUCCESS]
     answers += [(int(code), remark, meaning) for code, remark, meaning in _REMARKS]
     alike: dict[tuple[str, ...], list[str]] = {}
@@ -175,7 +178,7 @@ def _retried(cls: type[errors.RocketMQError]) -> str:
 
 
 def errors_page() -> str:
-    """The documentation page of the errors: those whose docstring has a paragraph that begins with ``Do:``."""
+    """Return the documentation page of the errors: those whose docstring has a paragraph ``Do: …``."""
     classes = [
         value
         for value in vars(errors).values()

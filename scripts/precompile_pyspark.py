@@ -1,9 +1,10 @@
 """Add the compiled modules of the installed PySpark to the zip that Spark's Python processes import it from.
 
-Spark puts ``python/lib/pyspark.zip`` and Py4J's in front of the installed packages, and Python stores nothing
-that it compiles from a zip. So every planner, and every worker that is not forked from one that has imported
-PySpark, compiles it again, about a second of a core before a query's first batch. Run
-``python scripts/precompile_pyspark.py`` in the environment, and after each installation of PySpark.
+Spark puts ``python/lib/pyspark.zip`` and Py4J's zip in front of the installed packages, and Python does not
+store what it compiles from a zip. So every planner compiles PySpark again, and so does every worker that is
+not forked from a process which has imported PySpark. This takes about a second of a core before a query's
+first batch. Run ``python scripts/precompile_pyspark.py`` in the environment after each installation of
+PySpark.
 """
 
 from __future__ import annotations
@@ -20,9 +21,10 @@ _VALID_WITHOUT_A_LOOK_AT_THE_SOURCE = MAGIC_NUMBER + (1).to_bytes(4, "little") +
 
 
 def precompile(archive: Path, packages: Path) -> int:
-    """Add the compiled form of every module of ``archive`` from ``packages``; how many there are now.
+    """Add the compiled form of the modules in ``archive``; return the number of modules that have one.
 
-    A module that is not installed, differs there, or was not compiled, stays as it is.
+    The compiled forms are taken from the folder of installed packages, ``packages``. A module that is not
+    installed, differs from the installed one, or was not compiled, gets none.
     """
     with tempfile.TemporaryDirectory(dir=archive.parent) as folder:
         written = Path(folder) / archive.name
@@ -50,7 +52,7 @@ def _compiled(installed: Path, source: bytes) -> bytes | None:
 
 
 def main() -> None:
-    """Do it for PySpark's and Py4J's, where PySpark is installed."""
+    """Precompile the archives of PySpark and Py4J in this environment."""
     spec = find_spec("pyspark")
     if spec is None or spec.origin is None:
         sys.exit("There is no PySpark in this environment; run this with the Python that has it.")

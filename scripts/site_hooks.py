@@ -1,6 +1,6 @@
-"""What the documentation needs to be a site: its first page is the README, and links out of it lose their target.
+"""Makes a site of the documentation: the README becomes its first page; links out of it lose their target.
 
-Called by mkdocs (``mkdocs.yml``). The pages themselves are written for whoever reads them in the repository.
+Called by mkdocs (``mkdocs.yml``). The pages themselves are written for readers of the repository.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def on_files(files: Files, config: Any) -> Files:
 
 
 def on_page_markdown(markdown: str, **_: Any) -> str:
-    """Leave only the text of a link to what is no page."""
+    """Replace each link to a file that is no page by the link's text."""
     return _LINK.sub(lambda link: link[0] if _stays(link[2]) else _without_target(*link.groups()), markdown)
 
 

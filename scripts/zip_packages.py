@@ -13,11 +13,11 @@ from pathlib import Path
 from zipfile import ZIP_DEFLATED, ZipFile, ZipInfo
 
 _PACKAGES = (("connector", "pyspark_rocketmq"),)
-"""Source root and name."""
+"""Source root and name of each package."""
 
 
 def zip_packages(root: Path, folder: Path) -> Path:
-    """Write the archive into ``folder``, unless it is there."""
+    """Write the archive into ``folder``, unless it is there already; return its path."""
     content = {
         str(path.relative_to(root / source)): path.read_bytes()
         for source, package in _PACKAGES
