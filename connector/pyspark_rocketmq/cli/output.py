@@ -93,7 +93,10 @@ def _fitted_table(
 
 
 def offset_table(group: str, topic: str, views: Sequence[OffsetView], console: Console) -> Table:
-    """Create a table of one group's progress in one topic; brokers' columns only if a broker has answered."""
+    """Create a table of one group's progress in one topic.
+
+    It has columns with offsets from the brokers only if a broker has answered.
+    """
     records = [view.columns() for view in views]
     has_bounds = any(view.bounds is not None for view in views)
     optional = [
@@ -119,7 +122,7 @@ def _to_seconds(records: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 def lag_table(total: LagTotal, console: Console) -> Table:
     """Create a table of one group's lag in one topic.
 
-    It shows which member claimed each queue, but only if some queue is not held by that member.
+    A column with the member that claimed each queue is shown only if some queue is not held by that member.
     """
     records = [view.columns() for view in total.views]
     optional = [name for name in _LAG_WHERE_ANY if any(record[name] for record in records)]

@@ -207,7 +207,7 @@ def load_settings(settings: type[SettingsT], job: str, conf: Path | None, pairs:
 def _store_problems(texts: Mapping[str, str]) -> list[str]:
     """Return a sentence if option ``offsetStore`` names a local Delta table that is missing, else ``[]``.
 
-    This check runs if there are other problems, so that the user sees this one together with them.
+    This check runs only if there are other problems, so that the user sees all of them together.
     """
     given = next((text for key, text in texts.items() if key.lower() == "offsetstore"), "")
     try:

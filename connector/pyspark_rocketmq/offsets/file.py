@@ -195,7 +195,7 @@ class FileOffsetStore(RowOffsetStore):
             except FileNotFoundError:
                 continue
             except RemoteProtocolError as error:
-                logger.warning("offset file is damaged file=%s: %s", file, error)
+                logger.warning("offset file is damaged and not used file=%s: %s", file, error)
                 trouble = trouble or error
             except OSError as error:
                 raise OffsetStoreUnavailable(

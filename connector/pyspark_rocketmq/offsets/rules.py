@@ -100,7 +100,7 @@ def apply_commit(
     """Apply each commit whose epoch is still the stored one, and refuse the others.
 
     Raises:
-        OffsetRegressed: If a batch other than the one that wrote the row would move it back.
+        OffsetRegressed: If a batch would move back a row that another batch or change has written.
         OffsetError: If a value is negative, or above the highest one.
     """
     after = dict(before)

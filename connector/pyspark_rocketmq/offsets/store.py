@@ -257,7 +257,7 @@ class SinkRecord(NamedTuple):
 
 
 class LastSkipped(NamedTuple):
-    """Messages that a queue's row is to remember although no batch has consumed them.
+    """Messages that a queue's row is to remember, besides those of the batches that moved the row.
 
     Planners later check whether the broker still has the remembered messages. Such a message is the last one
     before the position to which the queue was moved, the last one before the end of its generation, or one
@@ -420,7 +420,7 @@ class RenewsStorage(Protocol):
 
     @property
     def has_renewable_storage(self) -> bool:
-        """Whether the options can be renewed, by this process only; False if they never change."""
+        """Whether this process, and no other one, can renew the options; False if they never change."""
         ...
 
     def renew_storage(self) -> dict[str, str]:

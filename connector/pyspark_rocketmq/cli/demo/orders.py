@@ -135,9 +135,10 @@ class DemoFailure(Exception):
 
 
 def injected_failure(order_id: str, sequence: int) -> InjectedFailure | None:
-    """Return the failure injected into the first attempt of a step, if any; the same on every machine.
+    """Return how the listener is to fail at the first attempt of a step; None if it is not to fail.
 
-    One order in 5,000 suspends its queue once, and another one in 5,000 raises once, each at one step.
+    One order in 5,000 suspends its queue at one of its steps, and another one in 5,000 raises an exception.
+    The order's id decides, so the result is the same on every machine.
     """
     turn, kind = divmod(zlib.crc32(order_id.encode()), _ONE_IN)
     if turn % len(STEPS) != sequence:

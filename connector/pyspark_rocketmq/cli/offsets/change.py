@@ -342,7 +342,7 @@ def clone(settings: OffsetsChangeSettings, source: str, options: ChangeOptions, 
 
 
 class _OffsetChange:
-    """The change of one group, with its cluster if name servers are given."""
+    """Plans and makes the change of one group; queries the group's cluster if name servers are given."""
 
     def __init__(self, settings: OffsetsChangeSettings, group: StoredGroup | None = None) -> None:
         """Take the group to change, by default the stored group that ``settings`` name."""
@@ -433,7 +433,7 @@ class _OffsetChange:
         """Make the moves, then show them; in a dry run, or if they are refused, only show them.
 
         Raises:
-            JobFailed: If there are no moves, or, except in a dry run, they are refused or cannot be made.
+            JobFailed: If there are no moves. Except in a dry run, also if they are refused or cannot be made.
         """
         known = {*self.group.rows, *wanted.targets, *self._bounds(options.choice.topics)}
         mistaken = not_chosen(options.choice, known)
@@ -584,7 +584,11 @@ def _recorded_position(target: int, copied: OffsetRow | None) -> RecordedPositio
 
 
 def _complete(queues: Iterable[MessageQueue], found: dict[MessageQueue, T]) -> dict[MessageQueue, T]:
-    """Return ``found``, the brokers' answers; raise ``JobFailed`` if that of one of ``queues`` is missing."""
+    """Return ``found``, the brokers' answers by queue, after a check that it has every queue in ``queues``.
+
+    Raises:
+        JobFailed: If the answer for a queue is missing.
+    """
     missing = sorted(set(queues).difference(found))
     if missing:
         raise JobFailed(

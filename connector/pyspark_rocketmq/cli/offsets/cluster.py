@@ -51,7 +51,7 @@ class Reach(Protocol):
 
 
 class ClusterInspector:
-    """The state of a cluster during one command: it queries each topic and each group's members only once."""
+    """Shows a cluster to one command. Each topic is queried only once, and so are each group's members."""
 
     def __init__(self, reach: Reach, namespace: str, clock: Clock) -> None:
         """Prepare queries about groups of ``namespace``; nothing is sent yet."""
@@ -136,10 +136,10 @@ class ClusterInspector:
             try:
                 return queue, first_stored_at(time_ms, found, bounds[queue], look)
             except TransportError as error:
-                logger.warning("offset of a time not found %s: %s", queue, error)
+                logger.warning("offset of a time not found, the queue is left out %s: %s", queue, error)
                 return queue, None
             except RocketMQError as error:
-                logger.info("offset of a time not checked %s: %s", queue, error)
+                logger.info("offset of a time not checked, taken as the broker gave it %s: %s", queue, error)
                 return queue, found
 
         answers = self.stored_by(sorted(queues), [at_s])[0]
@@ -172,7 +172,7 @@ class ClusterInspector:
             except RocketMQError as error:
                 logger.log(
                     logging.INFO if beside else logging.WARNING,
-                    "offset of a time not found %s: %s",
+                    "offset of a time not found, the queue is left out %s: %s",
                     queue,
                     error,
                 )
@@ -196,7 +196,7 @@ class ClusterInspector:
         try:
             found = view.snapshot()
         except TransportError as error:
-            logger.warning("no broker of topic %s answers: %s", topic, error)
+            logger.warning("no broker of topic %s answers, its queues are left out: %s", topic, error)
             return None
         for broker_name, trouble in found.unreachable.items():
             logger.warning("broker does not answer broker=%s: %s", broker_name, trouble)
@@ -268,9 +268,10 @@ def broker_bounds(
 
 
 def members_holding(members: Members) -> Mapping[MessageQueue, str]:
-    """Return the client id of the member that reports each queue as its own; the first by name if several do.
+    """Return for each queue the client id of the member that holds it, as the members report.
 
-    A queue that a member reports as given up (``dropped``) does not count as its own.
+    If several members report a queue, the first one by name counts. A queue that a member reports as given up
+    (``dropped``) does not count.
     """
     return {
         queue: client_id

@@ -41,7 +41,7 @@ class StoreSettings(Protocol):
 
 @dataclass(frozen=True)
 class StoredGroup:
-    """One group of an offset store: its present rows, perhaps none, and its history."""
+    """One group of an offset store: its present rows, none if the group is new, and its history."""
 
     store: OffsetStore
     name: OffsetKey

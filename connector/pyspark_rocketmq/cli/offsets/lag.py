@@ -110,5 +110,10 @@ class _GroupLag:
         try:
             return stored_at_s(self._cluster.brokers, address, row.queue, row.next_offset)
         except RocketMQError as error:
-            logger.warning("next message not read group=%s %s: %s", row.consumer_group, row.queue, error)
+            logger.warning(
+                "next message not read, lagSeconds stays empty group=%s %s: %s",
+                row.consumer_group,
+                row.queue,
+                error,
+            )
             return None

@@ -48,7 +48,10 @@ def lag_history(settings: OffsetsLagSettings, hours: float, clock: Clock | None 
     clock = clock or SystemClock()
     changes = group.changes
     if not changes:
-        raise JobFailed(f"The offset store has no history of group '{group.name}', so there is no chart.")
+        raise JobFailed(
+            f"The offset store has no history of group '{group.name}', so there is no chart. Start the "
+            "group's query first: the history begins with it."
+        )
     until_s = max(clock.now_s(), changes[-1].at_s + 1)
     since_s = max(until_s - hours * 3600, min(changes[0].at_s, until_s - 60))
     times_s = sample_times(since_s, until_s, _SAMPLES)
