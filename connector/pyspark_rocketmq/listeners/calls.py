@@ -63,9 +63,11 @@ class ListenerCall:
         return answer is not None and answer.acknowledged == len(self.messages) and answer.problem is None
 
     def run(self, listener: MessageListenerConcurrently, hooks: ConsumeHooks, clock: Clock) -> None:
-        """Call a listener that returns its answer; raise only errors that end the process.
+        """Call a listener that returns its answer, and keep the answer or the exception in this object.
 
-        These are errors that are neither an ``Exception`` nor a cancellation.
+        Raises:
+            BaseException: Only an error that ends the process: one that is neither an ``Exception`` nor a
+                cancellation.
         """
         seen, began_s = self._begin(hooks, clock)
         answer: object = None
@@ -233,7 +235,7 @@ class ListenerWorkers:
             return None
 
     def wake(self) -> None:
-        """End the current wait for an event or, without one, the next wait; any thread may call this."""
+        """End the current wait for an event; if nobody waits, the next wait. Any thread may call this."""
         self._events.put(None)
 
     def close(self) -> None:

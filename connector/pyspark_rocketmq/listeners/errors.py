@@ -75,8 +75,8 @@ own limiter would let it log the error in full again."""
 def report_failure(what: str, where: str, error: BaseException) -> str:
     """Log that ``what`` happened at ``where``; return the error as text, as :func:`one_line` does.
 
-    A new error is logged with its traceback. If the same error occurs again, its further occurrences are
-    counted and logged in one line now and then, with the last one's place and text.
+    A new error is logged with its traceback. If the same error occurs again, its occurrences are counted.
+    Now and then one line is logged with their number, and with place and text of the last one.
     """
     line = one_line(error)
     count = _count((type(error), _VARIABLE.sub("…", line), _place(error)))
@@ -90,8 +90,8 @@ def report_failure(what: str, where: str, error: BaseException) -> str:
 def report_problem(problem: str, where: str) -> str:
     """Log the sentence ``problem``, and return it shortened to one line.
 
-    The sentence is logged in full if it is new in this process. Its further occurrences are counted and
-    logged in one line now and then, with the last one's place and text.
+    The sentence is logged in full if it is new in this process. Its further occurrences are counted. Now and
+    then one line is logged with their number, and with place and text of the last one.
     """
     line = _shortened(problem)
     count = _count(_VARIABLE.sub("…", line))

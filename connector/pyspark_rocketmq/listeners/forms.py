@@ -140,7 +140,9 @@ def _once_closed(key: str, listener: Any) -> Any:
     with _guard:
         closing = _closings.get(key)
     if closing is not None and not closing.wait(_CLOSE_S):
-        logger.warning("listener is opened although close is still running type=%s", type(listener).__name__)
+        logger.warning(
+            "listener is opened although its close() has not ended in time type=%s", type(listener).__name__
+        )
     return listener
 
 
@@ -225,7 +227,9 @@ class FailedListener:
 
     def error(self) -> NotOpened:
         """Return the error that every call raises."""
-        error = NotOpened("The listener's open() failed, so its messages could not be consumed.")
+        error = NotOpened(
+            "The listener's open() failed, and is tried again. Correct the cause if it keeps failing."
+        )
         error.__cause__ = self._error
         return error
 

@@ -465,10 +465,10 @@ def _dicts(column: pa.MapArray, extra: Mapping[str, str]) -> list[dict[str, str]
 
 
 def _alike(names: Sequence[str], values: Sequence[str], extra: Mapping[str, str]) -> list[dict[str, str]]:
-    """Return dicts that all have the keys ``names`` and the items of ``extra``.
+    """Return dicts that all have the keys ``names``, and the items of ``extra``.
 
-    ``values`` are those of the first dict in the order of ``names``, then those of the next one. A key in
-    ``extra`` has the value there.
+    ``values`` has the values of the first dict in the order of ``names``, then those of the second dict, and
+    so on. If a key is in ``extra`` too, its value there counts.
     """
     width = len(names)
     pattern = {**dict.fromkeys(names, ""), **extra}

@@ -353,7 +353,7 @@ class OutputColumns:
         """Return all columns of a row; those that are not given are null.
 
         Raises:
-            SchemaError: If one is unknown, or one that is not nullable is left out or None.
+            SchemaError: If a column is unknown, or if one that is not nullable is left out or None.
         """
         if not self.known.issuperset(given):
             self._check_known(given)

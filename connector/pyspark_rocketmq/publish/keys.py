@@ -29,9 +29,10 @@ _POSITION = "_rocketmqPosition"
 
 @dataclass(frozen=True, slots=True)
 class KeySample:
-    """Sharding keys of a task that have the smallest hashes of topic and key, by that hash."""
+    """Sample of a task's sharding keys: those with the smallest hashes."""
 
     keys: dict[int, str]
+    """Sharding keys, each by the hash of its topic and itself."""
     end: int
     """The sample has all keys of the task with a hash below this."""
 

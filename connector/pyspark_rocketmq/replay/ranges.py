@@ -75,7 +75,8 @@ def batches_of(messages: Sequence[Message], target: MessageQueue) -> list[Sequen
                 origin = message.properties[REPLAYED_FROM]
                 raise RocketMQError(
                     f"Message {origin} (topic/broker/queue/offset) cannot be sent to {target}: {error} To go "
-                    "on, leave the message out of the replay."
+                    "on, leave the message out of the replay: end before it (endingOffsets), then replay "
+                    "what follows it (startingOffsets)."
                 ) from error
         raise
 
@@ -98,9 +99,9 @@ class Sending:
     sent, and in records of earlier releases."""
 
     def offset_of(self, replayed_by: str | None, replayed_from: str | None) -> int | None:
-        """Return a target message's source offset from its properties of these names.
+        """Return the source offset of a message in the target; None if it is not of this run and range.
 
-        None if the message is not of this run and range.
+        The arguments are the message's properties ``REPLAYED_BY`` and ``REPLAYED_FROM``, if it has them.
         """
         if replayed_by != self.run or replayed_from is None:
             return None

@@ -312,7 +312,7 @@ class TargetQueue:
             raise RocketMQError(
                 f"The broker of {target} refuses message {origin} (topic/broker/queue/offset) as too large: "
                 f"{outcome} Raise maxMessageSize at the brokers of the target, or leave the message out of "
-                "the replay."
+                "the replay: end before it (endingOffsets), then replay what follows it (startingOffsets)."
             ) from outcome
         if isinstance(outcome, RocketMQError):
             raise outcome
