@@ -70,7 +70,7 @@ class OffsetWrapper:
     """A group's progress in one queue."""
 
     broker_offset: int = member("brokerOffset", JsonObject.integer)
-    """The queue's maximum, exclusive."""
+    """The queue's end: the offset that its next message gets."""
     consumer_offset: int = member("consumerOffset", JsonObject.integer)
     """Next offset to consume, as stored."""
     pull_offset: int = member("pullOffset", JsonObject.integer)

@@ -17,9 +17,9 @@ _DONE: Mapping[str, object] = {}
 
 
 class ControlLine:
-    """Executes commands on a cluster of this process; they come from tests in another process.
+    """Executes commands, which come from tests in another process, on a cluster of this process.
 
-    It is called on the cluster's event loop.
+    Call its methods on the cluster's event loop.
     """
 
     def __init__(self, cluster: AsyncCluster) -> None:

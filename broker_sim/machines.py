@@ -301,7 +301,7 @@ class BrokerMachines:
     async def promote(self, broker_id: int) -> None:
         """Make a replica the master, with the messages that it has; all other machines leave for ever.
 
-        It takes over messages that wait for their time, even if it has not copied them yet.
+        The new master takes over delayed messages, even those that it has not copied yet.
 
         Raises:
             ValueError: If there is no such machine, or it is the master already.

@@ -324,7 +324,7 @@ class GetMessageResult:
 
 
 class MessageStore:
-    """All messages of a broker: appends and reads them; nothing is ever changed in place."""
+    """All messages of a broker: appends and reads them. A stored message never changes."""
 
     def __init__(self, clock: Clock, *, retention_bytes: int | None = None) -> None:
         self._clock = clock
@@ -344,9 +344,10 @@ class MessageStore:
     def append_copy(
         self, message: bytes, *, topic: str, queue_id: int, queue_offset: int, tag_hash: int
     ) -> None:
-        """Store a message that another broker has at the same commit log offset.
+        """Store a copy of a message that another broker has at the same commit log offset.
 
-        A queue offset that goes back means that the topic was deleted there and created again.
+        If ``queue_offset`` is below the queue's end, the topic was deleted there and created again, and the
+        queue begins again here, too.
         """
         queue = self._queues.setdefault((topic, queue_id), ConsumeQueue())
         if queue_offset < queue.max_offset:

@@ -60,6 +60,7 @@ class NameServer:
         self._forgotten: dict[str, _Registration] = {}
         """Live brokers that have not registered since the restart."""
         self._hidden: dict[tuple[str, str], Topic] = {}
+        """Topics that an operator deleted here, by broker and topic; hidden while the topic is unchanged."""
         self._perms: dict[tuple[str, str], tuple[Topic, int]] = {}
         """Permissions that an operator set for a broker's topics, valid while the topic is unchanged."""
         self._tables: dict[str, dict[str, str]] = {}

@@ -134,7 +134,7 @@ class ClientCalls:
         self._calls[call.peer.connection_id, call.opaque] = call
 
     def answered(self, peer: Peer, answer: RemotingCommand) -> None:
-        """Pass an answer to the call that waits for it; drop an answer for which none waits any longer."""
+        """Pass an answer to the call that waits for it; drop the answer if no call waits any longer."""
         call = self._calls.pop((peer.connection_id, answer.opaque), None)
         if call is not None:
             call.finish(answer)
