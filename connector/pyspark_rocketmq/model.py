@@ -542,7 +542,7 @@ class QueueBounds(NamedTuple):
     @property
     def extent(self) -> str:
         """The offsets in words, for a message: the first one, and the end (exclusive)."""
-        return f"offsets {self.min_offset} to {self.max_offset}"
+        return f"{self.min_offset} to {self.max_offset}"
 
 
 class ReturnType(StrEnum):

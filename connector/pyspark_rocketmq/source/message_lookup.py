@@ -45,7 +45,7 @@ class Found(NamedTuple):
     @property
     def available(self) -> str:
         """The queue's offsets in words: the first one, and the end (exclusive)."""
-        return self.bounds.extent
+        return f"offsets {self.bounds.extent}"
 
 
 class MessageLookup:

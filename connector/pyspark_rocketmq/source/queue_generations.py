@@ -516,7 +516,9 @@ class CheckpointGenerations:
         if lost and self._fails:
             queue = lost[0]
             bounds = snapshot.bounds[queue]
-            raise LogTailLost(str(queue), max(shorter[queue].start, bounds.max_offset), bounds.extent)
+            raise LogTailLost(
+                str(queue), max(shorter[queue].start, bounds.max_offset), f"offsets {bounds.extent}"
+            )
         waiting |= self._look([was for was in planned if was.queue not in waiting], snapshot, then)
         return [
             replace(was, end=min(was.end, max(was.start, self._begun.get(was.queue, was.end))))

@@ -164,7 +164,7 @@ def partitions_of(
         if address is None:
             raise TransportError(
                 broker_name,
-                f"{queue_range.queue} is planned from {queue_range.start} to {queue_range.end}, but the name "
+                f"{queue_range.queue} is planned from {queue_range.extent}, but the name "
                 "server knows no living broker of that name. Start the broker",
             )
         wanted = subscription_of(queue_range.queue.topic)

@@ -211,12 +211,12 @@ class OptionPositions:
         if following.is_wanted:
             return following.next_offset
         if self._options.fail_on_data_loss and row.next_offset > bounds.max_offset:
-            raise LogTailLost(str(queue), row.next_offset, bounds.extent)
+            raise LogTailLost(str(queue), row.next_offset, f"offsets {bounds.extent}")
         if self._options.fail_on_data_loss:
-            raise OffsetsBeganAgain(str(queue), standing.place_to_look_at(), bounds.extent)
+            raise OffsetsBeganAgain(str(queue), standing.place_to_look_at(), f"offsets {bounds.extent}")
         logger.warning(
             "offsets begin again with other messages since a group consumed them %s next_offset=%d was=%d, "
-            "the broker has %s",
+            "the broker has offsets %s",
             queue,
             following.next_offset,
             row.next_offset,

@@ -46,7 +46,7 @@ class OrderReport:
         return not (self.duplicates or self.lost or self.unexpected or self.order_violations)
 
     def __str__(self) -> str:
-        verdict = "in order" if self.is_clean else "NOT in order"
+        verdict = "in order" if self.is_clean else "NOT as sent"
         counts = (
             f"{verdict}: {self.messages} messages in {self.rows} rows, {self.duplicates} duplicates, "
             f"{self.lost} lost, {self.unexpected} unexpected, {self.order_violations} order violations"
