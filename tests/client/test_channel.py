@@ -19,7 +19,7 @@ from pyspark_rocketmq.wire.codes import RequestCode, ResponseCode
 from pyspark_rocketmq.wire.command import RemotingCommand, SerializeType, encode_frame
 from tests.helpers.fake_clock import FakeClock
 from tests.helpers.scripted_server import Peer, ScriptedServer
-from tests.helpers.wait import PATIENCE_S
+from tests.helpers.wait import PATIENCE_S, wait_until
 
 CLOCK = SystemClock()
 QUESTION = RemotingCommand(
@@ -158,6 +158,37 @@ class Passed(Deadline):
         assert isinstance(self.clock, FakeClock)
         self.clock.advance(3.0)
         return 0.001
+
+
+class Discarding(TcpTransport):
+    """Remembers whether its unsent bytes are to be discarded."""
+
+    discards = False
+
+    def discard_unsent(self) -> None:
+        self.discards = True
+        super().discard_unsent()
+
+
+@pytest.mark.parametrize("how", ["request", "submit", "garbage", "close", "asked to leave"])
+def test_what_a_channel_has_not_sent_outlives_only_its_end_in_good_order(how: str) -> None:
+    """A7: after a failure, a request would arrive after those of the next connection."""
+    clock = FakeClock()
+    with ScriptedServer(silent) as server:
+        connected = Discarding(server.address, open_socket(server.address, PATIENCE_S), stall_s=0.05)
+        channel = Channel(connected, clock)
+        if how in ("request", "submit"):
+            give_up(channel, clock, how=how)
+        elif how == "garbage":
+            server.next_peer().send_bytes(b"GET / HTTP/1.1")
+            wait_until(lambda: channel.has_ended)
+        elif how == "asked to leave":
+            server.script = lambda peer, request: peer.answer(request, code=ResponseCode.GO_AWAY)
+            channel.request(QUESTION, soon())
+            wait_until(lambda: channel.has_ended)
+        channel.close()
+
+    assert connected.discards is (how not in ("close", "asked to leave"))
 
 
 @pytest.mark.parametrize("how", ["request", "submit"])

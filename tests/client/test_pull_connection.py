@@ -38,7 +38,7 @@ class Broker:
     def __init__(self, clock: FakeClock) -> None:
         self.address = ADDRESS
         self.sends: list[bytes] = []
-        self.is_closed = False
+        self.is_closed = self.discards = False
         self.awaited_bytes = 1
         self._clock = clock
         self._incoming: list[bytes | float] = []
@@ -80,6 +80,9 @@ class Broker:
 
     def fileno(self) -> int:
         return -1
+
+    def discard_unsent(self) -> None:
+        self.discards = True
 
     def shutdown(self) -> None:
         self.is_closed = True
@@ -274,6 +277,7 @@ def test_a_silent_line_that_is_waited_for_among_others_is_given_up_too(
         line.pass_time(0.8, 3.0)
 
     assert line.close() == [pull(0)]
+    assert broker.discards
 
 
 def test_a_pull_that_is_passed_over_among_others_is_given_up_by_itself(

@@ -7,7 +7,7 @@ from array import array
 
 import pytest
 
-from pyspark_rocketmq.client.transport import Poller, TcpTransport, split_address
+from pyspark_rocketmq.client.transport import Poller, TcpTransport, open_socket, split_address
 from pyspark_rocketmq.errors import ChannelClosed, ConnectFailed
 from tests.helpers.refusing import refusing_address
 from tests.helpers.scripted_server import ScriptedServer
@@ -97,3 +97,40 @@ def test_a_poller_follows_connections_that_get_the_number_of_closed_ones() -> No
             assert poller.await_readable([ours], PATIENCE_S) == [ours]
             assert poller.await_readable([ours, peer], PATIENCE_S) == [ours]
     assert len(set(numbers)) == 1
+
+
+def received(peer: socket.socket) -> tuple[int, bool]:
+    """Number of bytes that come before the connection ends, and whether the other side resets it."""
+    peer.settimeout(PATIENCE_S)
+    count = 0
+    try:
+        while some := peer.recv(1 << 16):
+            count += len(some)
+    except ConnectionResetError:
+        return count, True
+    return count, False
+
+
+@pytest.mark.parametrize("discards", [False, True])
+def test_what_was_not_sent_is_discarded_only_if_asked_for(discards: bool) -> None:
+    """A7: a request that was given up in a failure of the network must not arrive after later ones."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        address = f"127.0.0.1:{listener.getsockname()[1]}"
+        transport = TcpTransport(address, open_socket(address, PATIENCE_S), stall_s=0.05)
+        peer, _ = listener.accept()
+    with peer:
+        with pytest.raises(ChannelClosed):
+            transport.sendall(bytes(64 << 20))
+        waits = array("i", [0])
+        fcntl.ioctl(transport.fileno(), termios.TIOCOUTQ, waits)
+        fcntl.ioctl(peer.fileno(), termios.FIONREAD, arrived := array("i", [0]))
+        if discards:
+            transport.discard_unsent()
+        transport.shutdown()
+        transport.close()
+
+        count, is_reset = received(peer)
+
+    assert waits[0] > 0
+    assert is_reset is discards
+    assert count == arrived[0] + (0 if discards else waits[0])

@@ -383,7 +383,7 @@ class Channel:
 
         If one of these threads calls, it waits only for the others.
         """
-        self._end(ChannelClosed(self.address, "it was closed on this side"))
+        self._end(ChannelClosed(self.address, "it was closed on this side"), is_orderly=True)
         if threading.current_thread() is not self._reader:
             self._reader.join(_JOIN_S)
         self._dispatcher.join()
@@ -462,7 +462,8 @@ class Channel:
         self._call_back(waiting, command)
         if self._is_leaving and not self._waiting:
             self._end(
-                ChannelClosed(self.address, "the server is about to stop and asked its clients to leave")
+                ChannelClosed(self.address, "the server is about to stop and asked its clients to leave"),
+                is_orderly=True,
             )
 
     def _take(self, opaque: int) -> _Waiting | None:
@@ -498,12 +499,15 @@ class Channel:
         except ValueError:
             return False  # it was closed meanwhile
 
-    def _end(self, reason: RocketMQError) -> None:
+    def _end(self, reason: RocketMQError, *, is_orderly: bool = False) -> None:
         with self._lock:
             if self._ended is not None:
                 return
             self._ended = reason
             failed, self._waiting = self._waiting, {}
+        if not is_orderly:
+            # The callers send failed requests again on another connection, and none may arrive after that.
+            self._transport.discard_unsent()
         self._transport.shutdown()
         logger.debug("= channel ended address=%s reason=%s", self.address, reason)
         for waiting in failed.values():

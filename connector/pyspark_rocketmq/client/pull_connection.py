@@ -327,6 +327,9 @@ class PullConnection(Generic[PullT]):
 
     def close(self) -> list[PullT]:
         """End the connection; return the pulls that were not answered."""
+        if self._waiting:
+            # A pull that arrives later would take an operator's reset with it, which is reported once.
+            self._transport.discard_unsent()
         self._transport.shutdown()
         self._transport.close()
         unanswered = [pull for pull, _ in self._waiting.values()]

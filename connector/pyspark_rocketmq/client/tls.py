@@ -21,6 +21,7 @@ from pyspark_rocketmq.client.transport import (
     SEND_STALL_S,
     SendingTime,
     open_socket,
+    reset_at_close,
     split_address,
 )
 from pyspark_rocketmq.errors import ChannelClosed, ConnectFailed, OptionError, TlsFailed
@@ -198,6 +199,10 @@ class TlsTransport:
         ``recv_into`` leaves no decrypted bytes behind, so all others are still in the socket.
         """
         return self._secured.fileno()
+
+    def discard_unsent(self) -> None:
+        """Have the system discard, when the connection is closed, what the peer has not received by then."""
+        reset_at_close(self._secured)
 
     def shutdown(self) -> None:
         """End the connection in both directions, which wakes a thread inside ``recv_into``. Idempotent."""

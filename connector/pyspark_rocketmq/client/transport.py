@@ -11,6 +11,7 @@ import math
 import os
 import select
 import socket
+import struct
 import time
 from collections.abc import Callable, Sequence
 from typing import Final, Generic, Protocol, Self, TypeVar
@@ -33,6 +34,8 @@ time it gets. Without this bound, one byte every few seconds could hold a sender
 RECEIVE_TICK_S: Final = 1.0
 """Seconds after which a silent ``recv_into`` returns, so that the caller can check its deadlines."""
 _WAKE_BYTES: Final = 4096
+_NO_LINGER: Final = struct.pack("ii", 1, 0)
+"""Value of SO_LINGER with which a close resets the connection."""
 # A peer that vanishes silently (loss of power, a firewall that forgot the connection) is noticed within a
 # minute, by unanswered probes or by unacknowledged data; the system's defaults are hours.
 _VANISHED_PEER: Final = (
@@ -131,6 +134,14 @@ class Transport(Protocol):
 
     def fileno(self) -> int:
         """Return the socket's number; when the system reports it readable, ``recv_into`` has work to do."""
+        ...
+
+    def discard_unsent(self) -> None:
+        """Have the system discard, when the connection is closed, what the peer has not received by then.
+
+        Otherwise the system sends it on for up to 30 s after the connection's end: a request that was given
+        up in a failure of the network could be carried out after later ones of the next connection.
+        """
         ...
 
     def shutdown(self) -> None:
@@ -279,6 +290,12 @@ def split_address(address: str) -> tuple[str, int]:
     return bare, int(port)
 
 
+def reset_at_close(connected: socket.socket) -> None:
+    """Have the system reset the connection at its close, and discard what the peer has not received."""
+    with contextlib.suppress(OSError):  # it may be closed
+        connected.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _NO_LINGER)
+
+
 class TcpTransport:
     """A plain TCP connection.
 
@@ -355,6 +372,10 @@ class TcpTransport:
     def fileno(self) -> int:
         """Return the number of the socket that receives; it is readable when bytes have arrived."""
         return self._receiver.fileno()
+
+    def discard_unsent(self) -> None:
+        """Have the system discard, when the connection is closed, what the peer has not received by then."""
+        reset_at_close(self._sender)
 
     def shutdown(self) -> None:
         """End the connection in both directions, which wakes a thread inside ``recv_into``. Idempotent."""
