@@ -1,11 +1,13 @@
 """Comparison of sinks with a group's offsets: does each sink have all rows below the offsets?  No I/O.
 
-Data is committed before offsets, so a sink is never behind the offsets that its batches stored.  If it is, it
-was deleted, replaced, restored from a backup, or failed over to a replica that lacked its last commits, and
-its rows are gone.  Each offset row (the progress of one queue in the offset store) therefore stores the sinks
-of the batch that moved it last, with an identity for each table.  The row has no sinks if an operator has
-reset it, or if it was moved to the offset that another member of the group had stored at the broker.  Then
-the sinks may lack rows below the offset, which is intended.
+A batch commits rows to its sinks before it stores offsets, so no sink is behind these offsets.  If one is
+found behind, its table was deleted, replaced, restored from a backup, or failed over to a replica that lacked
+the last commits, and rows are gone.
+
+To find this, each *offset row* (the progress of one queue in the offset store) names the sinks of the batch
+that moved it last, with an id for each table.  The row names no sinks if an operator has reset it, or if it
+was moved to the offset that another member of the group had stored at the broker.  Then the sinks may lack
+rows below the offset, which is intended.
 """
 
 from __future__ import annotations
@@ -40,25 +42,28 @@ class SinkStanding(NamedTuple):
     watermarks: Mapping[MessageQueue, int]
     """Watermark of each queue: the next offset whose rows the sink does not have; 0 or missing without rows.
 
-    It is of the generation that the caller named. A queue's generation grows when its offsets start again.
+    It counts only rows of the queue's generation that the caller named. The generation is a number that
+    grows when the queue's offsets start again.
     """
     path: str = ""
-    """Path for commands; empty if the sink is not a Delta table with a path."""
+    """Path by which commands in error texts name the sink; only a Delta table with a path has one."""
     newest: Mapping[MessageQueue, str] = MappingProxyType({})
     """The newest message below each queue's watermark, as text of ``RememberedMessages``.
 
     A queue is missing if the sink stores no message of it. May be empty in the standings of a ``SinkBatch``.
     """
     later: frozenset[MessageQueue] = frozenset()
-    """Queues of which the sink has rows of a later generation than the caller named. The sink then counts as
-    lacking no row of the named generation."""
+    """Queues of which the sink has rows of a later generation than the caller named.
+
+    The sink counts as having all rows of the named generation of these queues.
+    """
 
 
 def with_newest(standing: SinkStanding, newest: Mapping[MessageQueue, str]) -> SinkStanding:
-    """Return ``standing`` with ``newest``: by queue, the newest message that the sink stores.
+    """Return ``standing`` with the newest message of each queue that the sink stores.
 
-    The messages are texts of ``RememberedMessages``. A message at or above its queue's watermark is left out:
-    the watermark was set back after the sink stored the message.
+    ``newest`` has the messages as texts of ``RememberedMessages``. A message at or above its queue's
+    watermark is left out: the watermark was set back after the sink stored the message.
     """
     below = {
         queue: text
@@ -76,26 +81,26 @@ class SinkGap(NamedTuple):
     remembered: str
     """The sink's identity as the offset rows store it."""
     behind: Mapping[MessageQueue, OffsetRow]
-    """Offset rows that are ahead of the sink; all rows that name the sink, if it is now another table."""
+    """Offset rows that are ahead of the sink. If it is now another table: all offset rows that name it."""
 
     @property
     def is_another(self) -> bool:
-        """Whether the sink is now another table than the one written to; False if an id is unknown."""
+        """Whether the sink is now another table than the one that the group wrote to; False without ids."""
         return bool(self.standing.identity and self.remembered) and self.standing.identity != self.remembered
 
     @property
     def may_be_forgotten(self) -> bool:
-        """Whether perhaps only the watermarks are gone, and the sink has all rows.
+        """Whether the sink may still have all rows, and only its watermarks are gone.
 
-        True if the sink is there, and has no watermark of any queue in ``behind``. A table that was rewritten
-        or copied is another one, without watermarks, and has the rows.
+        True if the table exists, and has no watermark of any queue in ``behind``. For example, a table that
+        was rewritten or copied has the rows, but a new id and no watermarks.
         """
         at = self.standing.watermarks
         return self.standing.identity is not None and not any(at.get(queue, 0) for queue in self.behind)
 
     @property
     def begun_again(self) -> list[MessageQueue]:
-        """Queues in ``behind`` whose offsets have begun again; earlier rows may have the same offsets."""
+        """Queues in ``behind`` whose offsets have begun again; rows of earlier messages may have the same."""
         return sorted(queue for queue, row in self.behind.items() if row.generation)
 
     @property
@@ -117,7 +122,7 @@ class LeftOutSink(NamedTuple):
 
     standing: SinkStanding
     behind: Mapping[MessageQueue, OffsetRow]
-    """Offset rows that name other sinks, and are ahead of this one."""
+    """Offset rows that name only other sinks, and are ahead of this one."""
 
     def __str__(self) -> str:
         at = self.standing.watermarks
@@ -127,7 +132,7 @@ class LeftOutSink(NamedTuple):
 
 
 def recorded_sinks(standings: Iterable[SinkStanding]) -> RecordedSinks:
-    """Return names and ids of a batch's sinks in the form that offset rows store."""
+    """Return the names and ids of a batch's sinks, in the form that offset rows store."""
     known: dict[str, str] = {}
     for standing in standings:
         identity = standing.identity or ""
@@ -158,8 +163,8 @@ def check_has_all(
 def find_gaps(rows: Mapping[MessageQueue, OffsetRow], standings: Sequence[SinkStanding]) -> list[SinkGap]:
     """Find the sinks that lack rows of messages below the group's offsets, or are now another table.
 
-    ``rows`` are the group's rows in the offset store. Only sinks that one of them names count. ``standings``
-    are those of all sinks of the query.
+    ``rows`` are the group's rows in the offset store. A sink is compared only with the rows that name it.
+    ``standings`` are those of all sinks of the query.
     """
     found = []
     present = _identities(standings)
@@ -182,12 +187,12 @@ def find_gaps(rows: Mapping[MessageQueue, OffsetRow], standings: Sequence[SinkSt
 def replayed_messages(
     rows: Mapping[MessageQueue, OffsetRow], standings: Sequence[SinkStanding]
 ) -> dict[MessageQueue, int]:
-    """Return, by queue, how many messages its offset row is behind the sinks that the row names.
+    """Return, by queue, how many messages the group would read again although a sink has their rows.
 
-    The sink with the queue's highest watermark counts. Queues that are not behind are left out.
-
-    Rows are behind after a query that was killed before its offsets were stored, and after the offset store
-    was restored; after a reset the row names no sinks.
+    The number is the distance from the queue's offset row to the highest watermark of the sinks that the row
+    names. Queues whose offset row is not behind are left out. A row is behind if a query was killed before it
+    stored the offsets, or if the offset store was restored from a backup. After a reset this does not count:
+    then the row names no sinks.
     """
     forgotten = {}
     present = _identities(standings)
@@ -206,10 +211,10 @@ def is_behind_since_a_kill(
 ) -> bool:
     """Return whether a kill, and not a restored offset store, left the offset rows behind the sinks.
 
-    A query stores offsets within seconds after their rows. So after a kill, the broker got the sinks' newest
-    messages of these queues hardly later than the offset rows were written; after the store was restored, it
-    got them much later. False if, for one of the queues, the sink with the highest watermark does not store
-    its newest message.
+    A query stores offsets within seconds after their rows. So after a kill, the broker stored the sinks'
+    newest messages of these queues at most two minutes after the offset rows were written. If the offset
+    store was restored from a backup, the broker stored the messages much later. False also if the newest
+    message of a queue is unknown, because the sink with the highest watermark does not store it.
     """
     for queue in queues:
         farthest = _farthest(queue, rows[queue].generation, standings)
@@ -223,9 +228,10 @@ def is_behind_since_a_kill(
 def ahead_of(
     rows: Mapping[MessageQueue, OffsetRow], standings: Sequence[SinkStanding]
 ) -> dict[MessageQueue, SinkRecord]:
-    """Return, by queue, the progress of the sink with the highest watermark, if ahead of the offset row.
+    """Return the progress of the sinks in each queue in which a sink is ahead of the offset row.
 
-    The sink must also have a newer message than those that the offset row stores. Other queues are left out.
+    It is that of the sink with the queue's highest watermark, which must also have a newer message than those
+    that the offset row stores. Other queues are left out.
     """
     records: dict[MessageQueue, SinkRecord] = {}
     for queue, row in rows.items():
@@ -274,8 +280,8 @@ def left_out_sinks(
 ) -> list[LeftOutSink]:
     """Find the sinks that lack rows because the group consumed messages while the query had only other sinks.
 
-    Such a sink is new to the group, or was not in the query for a while. That is known of a queue until it
-    moves with the sink: until then, the queue's row names the other sinks and not this one.
+    Such a sink is new to the group, or was not in the query for a while. A queue's offset row shows this as
+    long as it names the other sinks and not this one: until a batch with this sink moves the queue.
     """
     found = []
     present = _identities(standings)
@@ -369,8 +375,8 @@ def rows_there_text(
 ) -> str:
     """Return an error's text: the group is not moved back, because it would write rows a second time.
 
-    The sink has ``count`` rows of the queues in ``gap``, but no watermarks; None if it cannot count them. In
-    the queues ``begun_again`` these may be rows from before the offsets began again.
+    The sink has no watermarks of the queues in ``gap``, but ``count`` rows of them; None if it cannot count
+    them. In the queues ``begun_again`` these may be rows from before the offsets began again.
     """
     accept = "then accept the gap (`pyspark-rocketmq offsets accept-gap`)"
     found, if_none = (
@@ -401,7 +407,7 @@ def _place(gap: SinkGap) -> str:
 
 
 def _steps_with_rows(consumer_group: str, gap: SinkGap, accept: str) -> str:
-    """Return what to do if a sink has its rows, but no watermarks; ``accept`` is how to accept a gap."""
+    """Return what to do if a sink has its rows, but no watermarks; ``accept`` says how to accept the gap."""
     path = gap.standing.path
     if not path:
         return (

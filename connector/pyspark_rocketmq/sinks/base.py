@@ -106,7 +106,7 @@ def generation_of(transaction_id: str, consumer_group: str) -> QueueGeneration |
 
 
 def newest_generations(watermarks: Mapping[QueueGeneration, int]) -> dict[QueueGeneration, int]:
-    """Return, of each queue's watermarks, only that of the newest generation."""
+    """Return only the watermark of each queue's newest generation."""
     newest: dict[MessageQueue, int] = {}
     for queue, generation in watermarks:
         newest[queue] = max(generation, newest.get(queue, 0))
@@ -114,9 +114,9 @@ def newest_generations(watermarks: Mapping[QueueGeneration, int]) -> dict[QueueG
 
 
 def advance(stored: Mapping[MessageQueue, int], acked: Mapping[MessageQueue, int]) -> dict[MessageQueue, int]:
-    """Return the watermarks to commit: those of ``acked`` (next offsets) that are above the stored ones.
+    """Return the watermarks to commit: the next offsets in ``acked`` that are above the stored watermarks.
 
-    This leaves out queues that stood still, and those that a replay brought less far than before.
+    A queue is left out if it stood still, or if a replayed batch got less far than the first attempt.
     """
     return {queue: next_offset for queue, next_offset in acked.items() if next_offset > stored.get(queue, 0)}
 
@@ -129,9 +129,10 @@ def moved_by(
     consumer_group: str,
     place: str,
 ) -> dict[MessageQueue, int]:
-    """Return the watermarks that a batch moves, as :func:`advance` does, after two checks.
+    """Check a batch before its commit, and return the watermarks that it moves, as :func:`advance` does.
 
-    ``rows`` is the number of the batch's rows; ``place`` names the sink in errors.
+    ``watermarks`` are the stored ones, and ``acked`` has the next offsets after the batch. ``rows`` is the
+    number of the batch's rows; ``place`` names the sink in errors.
 
     Raises:
         OffsetError: If a queue was not passed to ``begin``, or if there are rows although no watermark grows.
@@ -168,16 +169,16 @@ def check_follows(
     *,
     place: str,
 ) -> None:
-    """Refuse rows that do not begin where the batch's commits so far have ended.
+    """Refuse rows of a queue that do not begin where the batch's last commit of this queue ended.
 
-    A task leaves out only the rows that the sink had when the batch began. If the batch has since committed
-    rows of another attempt of the same task, this attempt may have written them a second time.
+    Spark may run a task twice. Each attempt leaves out only the rows that the sink had when the batch began.
+    So if the batch has since committed rows of one attempt, the other may have written them a second time.
 
     Args:
         begun: Watermarks when the batch began.
         reached: Watermarks after the batch's commits so far.
-        spans: Messages from which the rows come.
-        place: Name of the sink's table.
+        spans: Offsets of the messages from which the rows come.
+        place: Name of the sink's table, for the error.
 
     Raises:
         SinkMoved: If rows would be doubled or missing; it names the queues.
@@ -199,15 +200,15 @@ def check_follows(
 def check_includes(
     reached: Mapping[MessageQueue, int], spans: Mapping[MessageQueue, Span], *, place: str
 ) -> None:
-    """Refuse queues that were left out when an earlier try of the same commit was made.
+    """Refuse queues that an earlier try of the same commit has left out.
 
-    A *group* is a set of tasks' results that are committed together. Queues that the sink refuses are left
-    out of the group's commit, so the sink does not have their rows.
+    A commit leaves out the queues that the sink refuses. If the commit is repeated although it was made, the
+    repetition adds nothing, so the sink still lacks the rows of these queues.
 
     Args:
         reached: Watermarks after the commit that was made.
-        spans: Messages of the group that the caller asks to commit now.
-        place: Name of the sink's table.
+        spans: Offsets of the messages that the caller asks to commit now.
+        place: Name of the sink's table, for the error.
 
     Raises:
         SinkMoved: If a span ends above the watermark of its queue; it names the queues.
@@ -234,7 +235,7 @@ class Writing(Protocol):
     """Takes rows of one task for a sink; they stay invisible until the driver commits the results."""
 
     def add(self, rows: pa.RecordBatch) -> int:
-        """Take rows of the listener in their order. Leave out rows that the sink has; return their number."""
+        """Take rows in the listener's order. Leave out those that the sink has, and return their number."""
         ...
 
     def finish(self) -> Sequence[Written]:
@@ -247,9 +248,9 @@ class Writing(Protocol):
 
 
 class RowWriter(Protocol):
-    """Begins the writing of rows in a task, and rebuilds the results on the driver; picklable.
+    """Begins the writing of rows in a task, and rebuilds the task's results on the driver; picklable.
 
-    It may have an attribute ``sends_rows``: True if results contain the rows themselves; by default False.
+    A writer whose results contain the rows themselves sets its attribute ``sends_rows`` to True.
     """
 
     def open(self) -> Writing:
@@ -270,34 +271,35 @@ class Progress(NamedTuple):
     """Messages of one queue whose rows a task commits by :meth:`CommittingWriting.commit`."""
 
     span: Span
+    """Offsets of the messages."""
     epoch: int
     """Epoch of the queue when these messages were planned; claims and resets raise a queue's epoch."""
     newest: str
-    """The newest message of the span, as text of ``RememberedMessages``; empty if there is none."""
+    """The newest message of the span, as text of ``RememberedMessages``; empty if the span has no message."""
 
 
 class TaskCommit(NamedTuple):
     """Result of :meth:`CommittingWriting.commit`, by which a task commits its rows itself."""
 
     refused: frozenset[MessageQueue]
-    """Queues that this commit refused, and no earlier one of the task. The task adds no more rows of them."""
+    """Queues that a commit of this task refused for the first time; the task adds no more of their rows."""
     left_out: int
-    """Number of rows that the sink had already, besides those that ``Writing.add`` has counted."""
+    """Number of rows that the commit found in the sink, in addition to those that ``Writing.add`` counted."""
 
 
 @runtime_checkable
 class CommittingWriting(Writing, Protocol):
-    """Takes rows of one task, and commits them in the task; a task's objects commit one at a time."""
+    """Takes rows of one task, and commits them in the task. Of a task's objects, one commits at a time."""
 
     def commit(self, progress: Mapping[MessageQueue, Progress]) -> TaskCommit:
         """Add the rows taken since the last commit and move the watermarks, in one transaction.
 
-        If somebody else has moved a watermark, its queue is refused, and the other queues are committed.
-        ``finish`` then returns a result that names the refused queues.
+        ``progress`` has the messages of each queue. If somebody else has moved a watermark, its queue is
+        refused, and the other queues are committed. ``finish`` then returns a result with the refused queues.
 
         Raises:
-            SinkConflict: If the transaction kept failing, or if the user's function committed by itself; this
-                error is never a SinkMoved, which is a SinkConflict, too.
+            SinkConflict: If the transaction kept failing, or if the user's function committed by itself. It
+                is never the subclass SinkMoved.
             OffsetError: If there are rows although no watermark grows.
         """
         ...
@@ -324,11 +326,11 @@ class CommitsInTask(RowWriter, Protocol):
     """
 
     def fenced(self, epochs: Mapping[MessageQueue, int]) -> RowWriter:
-        """Return a writer that refuses queues that ``epochs`` lacks, or whose ``Progress.epoch`` differs."""
+        """Return a writer that commits a queue only if its ``Progress.epoch`` is the one in ``epochs``."""
         ...
 
     def begin_task(self) -> TaskCommits:
-        """Begin a task's commits; called in the task. Nothing is asked of the database before a commit."""
+        """Begin a task's commits; called in the task. Only the first commit connects to the database."""
         ...
 
 
@@ -368,10 +370,11 @@ class SinkBatch(Protocol):
 
 @runtime_checkable
 class CommitsGroups(Protocol):
-    """A batch of a sink that makes several commits, one after the other, also of the same queues.
+    """A batch that can commit some tasks' results while other tasks go on writing.
 
-    Each commit is that of a *group*: the results that some of the tasks have finished by then. A batch
-    without ``commit_group`` gets at most one commit of each queue.
+    It makes several commits, one after the other, also of the same queues. Each commit is that of a *group*:
+    the results that some of the tasks have finished by then. A batch without ``commit_group`` gets at most
+    one commit of each queue.
     """
 
     def commit_group(
@@ -379,14 +382,14 @@ class CommitsGroups(Protocol):
     ) -> int | None:
         """Commit a group of task results: make rows visible and move watermarks to the ends of ``spans``.
 
-        It does all of this or nothing. The call may repeat the newest group because its commit raised an
-        error. If that commit was made all the same, this call adds nothing, and refuses the queues that the
+        It does all of this or nothing. The caller repeats the newest group if its commit raised an error. If
+        that commit was made all the same, the repeated call adds nothing, and refuses the queues that the
         commit had left out.
 
         Args:
-            written: Rows as tasks wrote them.
-            spans: Messages from which the rows come. A queue's messages begin where those of the last group
-                with this queue ended.
+            written: Results of the tasks.
+            spans: Offsets of the messages from which the rows come. A queue's span begins where that of the
+                last group with this queue ended.
             group_id: Unique id of the group. A group whose commit failed, or whose outcome is unknown, is
                 committed again with the same id before any other one.
 
@@ -395,8 +398,8 @@ class CommitsGroups(Protocol):
 
         Raises:
             SinkMoved: If another consumer moved one of the watermarks, or if spans do not begin where the
-                last ones ended. Nothing was added. It names the queues; the caller may commit the group
-                without them, with the same id. It names none if the table was replaced or altered.
+                last ones ended. Nothing was added. The error names the queues; the caller may commit the
+                group without them, with the same id. If the table was replaced or altered, it names none.
             SinkConflict: If the commit kept failing.
         """
         ...
@@ -404,9 +407,9 @@ class CommitsGroups(Protocol):
 
 @runtime_checkable
 class LeavesOutQueues(Protocol):
-    """A batch of a sink that removes the rows of some queues from the result of a task.
+    """A batch that can take the rows of refused queues out of a task's result, and commit the rest.
 
-    Without the method ``without``, a result is dropped whole if one of its queues is refused.
+    Any other batch drops a task's whole result if one of its queues is refused.
     """
 
     def without(self, written: Sequence[Any], queues: Collection[MessageQueue]) -> tuple[Sequence[Any], int]:
@@ -419,18 +422,16 @@ class LeavesOutQueues(Protocol):
 
 @runtime_checkable
 class RemembersMessages(Protocol):
-    """A batch of a sink that stores with each watermark the newest message below it.
+    """A batch that stores with each watermark the newest message below it.
 
-    A query may be killed before it stores the offsets of messages that the sink has.  If a broker then loses
-    these messages, the stored message shows it, even if new messages have got their offsets.  Without
-    ``note_newest``, the loss is noticed only while the queue ends below the watermark.
+    This shows whether a broker has lost messages. A query may be killed before it stores the offsets of
+    messages that the sink has.  If a broker then loses these messages and gives their offsets to new ones,
+    the message at the broker differs from the stored one.  A batch without ``note_newest`` does not store it;
+    then the loss is noticed only while the queue ends below the watermark.
     """
 
     def note_newest(self, newest: Mapping[MessageQueue, str]) -> None:
-        """Note the newest message of each queue, as text of ``RememberedMessages``.
-
-        Called before a commit, which stores it.
-        """
+        """Note the newest message of each queue, as text of ``RememberedMessages``, for the next commit."""
         ...
 
 
@@ -442,16 +443,16 @@ def note_newest(batch: SinkBatch, newest: Mapping[MessageQueue, str]) -> None:
 
 @runtime_checkable
 class CountsRows(Protocol):
-    """A sink that can count rows in its table by the queues of their messages, whatever its watermarks are.
+    """A sink that can count the rows from messages at or above an offset, whatever its watermarks are.
 
-    Before the progress of a group is set back, this shows which rows the group would write a second time.
+    Before a group's progress is set back, the count shows how many rows the group would write a second time.
     """
 
     def count_rows(self, from_offsets: Mapping[MessageQueue, int]) -> int | None:
-        """Count the rows in the sink's table from messages of each queue at or above the given offset.
+        """Count the rows in the sink's table from messages of these queues, from each queue's offset on.
 
-        A sink that cannot get rows twice returns 0. None: the rows cannot be counted, as if the sink did not
-        have this method.
+        Return 0 if the sink cannot get rows twice. Return None if the rows cannot be counted; the caller then
+        treats the sink as one without this method.
         """
         ...
 
@@ -462,7 +463,7 @@ class WritesFolders(Protocol):
 
     @property
     def folders(self) -> Sequence[str]:
-        """Paths and URIs that tasks write to; read before ``prepare``, and again after it."""
+        """Paths and URIs that tasks write to; the query reads them before ``prepare``, and again after it."""
         ...
 
 
@@ -488,8 +489,8 @@ class ReachedByTasks(Protocol):
     def task_check(self) -> Callable[[], str] | None:
         """Return a picklable function that returns, in a task, why the task cannot reach the sink.
 
-        It returns an empty text if the task can, and it has a deadline. None: there is nothing to check.
-        Called after ``prepare``.
+        The function returns an empty text if the task can reach the sink, and it ends within a time limit.
+        Return None if there is nothing to check. Called after ``prepare``.
         """
         ...
 
@@ -591,7 +592,7 @@ class Sink(Protocol):
     def watermarks(self, consumer_group: str) -> Mapping[QueueGeneration, int]:
         """Return the watermark of each queue of which the group wrote rows: the next offset without rows.
 
-        A key is a queue with the newest generation of which the sink has rows.
+        Each key is a queue with its newest generation of which the sink has rows.
         """
         ...
 

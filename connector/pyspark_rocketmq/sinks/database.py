@@ -1,9 +1,9 @@
 """Exactly once into the user's database: rows and watermarks in one of its transactions.
 
 A watermark is the next offset of a queue whose rows the database does not have. The batch's rows come to the
-driver, where the user's function writes them in the transaction that also moves the watermarks.  This fits
-micro-batches, not a backfill of millions of rows in one batch.  Any DB-API 2 driver works whose parameters
-are ``?`` or ``%s``, if the database has savepoints.
+Spark driver, where the user's function writes them in the transaction that also moves the watermarks.  This
+fits micro-batches, not a backfill of millions of rows in one batch.  Any DB-API 2 database driver works whose
+parameters are ``?`` or ``%s``, if the database has savepoints.
 
 With ``commit_in_task`` each task commits by itself (:mod:`~pyspark_rocketmq.sinks.database_task`). The rules
 of a transaction: :mod:`~pyspark_rocketmq.sinks.database_batch`.
@@ -71,10 +71,11 @@ class DatabaseSink:
         """Set the database and the function that writes rows.
 
         Args:
-            connect: Opens a connection without autocommit, on the driver a new one for each transaction.
-            write: Called with a cursor and the rows that are not there yet. These are an Arrow table with the
-                position of each row's message (``topic``, ``brokerName``, ``queueId``, ``queueOffset``) and
-                the listener's columns.
+            connect: Function that opens a connection without autocommit. The Spark driver calls it for each
+                transaction.
+            write: Function ``write(cursor, rows)`` that writes rows; it must not commit. ``rows`` are those
+                that the database lacks, as an Arrow table: the position of each row's message (``topic``,
+                ``brokerName``, ``queueId``, ``queueOffset``) and the listener's columns.
             placeholder: Mark for parameters in SQL that the database driver reads: ``?`` (sqlite3) or ``%s``
                 (psycopg, PyMySQL).
             watermark_table: Name of the table of watermarks, with a schema if wanted; each sink needs its
@@ -86,7 +87,8 @@ class DatabaseSink:
             sleep: Function that waits between the tries of a transaction.
 
         Raises:
-            OptionError: If the placeholder is none of these, or the name is not a plain one.
+            OptionError: If the placeholder is neither ``?`` nor ``%s``, or if the table's name is not a plain
+                one such as ``rocketmq_watermarks``.
         """
         problems = []
         if placeholder not in _PLACEHOLDERS:
@@ -116,20 +118,21 @@ class DatabaseSink:
 
     @property
     def place(self) -> Hashable:
-        """A value that identifies the table of watermarks, so that no query has two sinks with it.
+        """A value that identifies the table of watermarks; a query refuses two sinks with the same value.
 
-        Before ``prepare``, it differs for two ``connect`` functions, even if they open the same database.
+        Before ``prepare``, the value differs for two ``connect`` functions, even if they open the same
+        database.
         """
         return self.table.identity or (self._connect, self.table.name)
 
     def prepare(self, schema: pa.Schema) -> None:
-        """Make the table of watermarks if it is missing; the tables of rows are up to the user.
+        """Create the table of watermarks if it is missing; the user creates the tables of rows.
 
         If ``connect`` fails, its own error is raised.
 
         Raises:
-            OptionError: If the table cannot be made or has another form, or if connections commit by
-                themselves, or if tasks are to commit and ``connect``, ``write`` or ``sleep`` cannot be
+            OptionError: If the table cannot be created or has another form, or if connections commit by
+                themselves. With ``commit_in_task``, also if ``connect``, ``write`` or ``sleep`` cannot be
                 pickled.
         """
         if self.commits_in_task:
@@ -144,9 +147,9 @@ class DatabaseSink:
         self._schema = schema
 
     def task_check(self) -> Callable[[], str] | None:
-        """Return a check that a task reaches this database.
+        """Return a function with which a task checks that it reaches this database.
 
-        None if tasks do not commit, or before ``prepare``.
+        None if tasks do not commit, or before ``prepare``. See ``ReachedByTasks``.
         """
         return None if self._access is None else ReachDatabase(self._access, self.table.identity)
 
@@ -154,8 +157,9 @@ class DatabaseSink:
         """Begin a micro-batch: read the group's watermarks.
 
         ``queues`` has the generation of each queue of the group, a number that grows when the queue's offsets
-        start again. A batch without queues, with which the start of a query only looks what the sink can do,
-        begins even after an attempt that was not finished: its error could not name the rows to remove.
+        start again. A query begins a batch without queues when it starts, to see what the sink can do. Such a
+        batch begins even if an earlier attempt was not finished, because an error could not name the rows to
+        remove.
 
         Raises:
             SinkMoved: If there are rows of a later generation of a queue.
@@ -231,7 +235,7 @@ class DatabaseSink:
         return with_newest(SinkStanding(name, identity, watermarks, later=later), newest)
 
     def watermarks(self, consumer_group: str) -> dict[QueueGeneration, int]:
-        """Return the stored next offset of each queue of the group; a key has the stored generation, too.
+        """Return the stored next offset of each queue of the group, by queue and stored generation.
 
         Raises:
             OffsetError: If the watermarks cannot be read.

@@ -1,13 +1,14 @@
 """A micro-batch's rows on their way into a user's database, one transaction after the other.
 
-Rule 1: a transaction moves a watermark only if the table still has the value that the batch found when it
-began, or that the batch's own last commit stored.  If two queries move the same one, for example because one
-was believed dead, the second one waits for the first one's transaction.  Then it no longer finds the old
-value, and is refused. Rule 2: after an error of a commit, its outcome is unknown.  Each transaction stores
-the id of its attempt with the watermarks, so reading the watermarks shows the outcome. Rule 3: rows are
-written first, watermarks last.  So rows below a watermark are never missing, even if the user's function
-commits too early.  Such a commit leaves an *open attempt* in the table of watermarks, which stops every batch
-until an operator has checked the rows.
+* Rule 1: a transaction moves a watermark only if the table still has the value that the batch found when it
+  began, or that the batch's own last commit stored.  If two queries move the same watermark, for example
+  because one was believed dead, the second waits for the first one's transaction.  Then the second no longer
+  finds the old value, and is refused.
+* Rule 2: after an error of a commit, its outcome is unknown.  Each transaction has an id, that of an
+  *attempt*, and stores it with the watermarks, so reading the watermarks shows the outcome.
+* Rule 3: rows are written first, watermarks last.  So rows below a watermark are never missing, even if the
+  user's function commits too early.  Such a commit leaves an *open attempt* in the table of watermarks, which
+  stops every batch until an operator has checked the rows.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ It must neither commit nor roll back, and may be called again after an error.
 
 
 _LONGEST_ATTEMPT: Final = 36
-"""Maximum length of an attempt's id, which is stored in a column of so many characters."""
+"""Maximum length of an attempt's id: the column that stores it has so many characters."""
 
 
 class Database(Protocol):
@@ -62,9 +63,12 @@ class _Tried:
 
     group_id: str
     attempts: dict[str, Mapping[MessageQueue, Watermark]] = field(default_factory=dict)
-    """Watermarks that each attempted transaction moves, by the attempt's id. A later attempt may have fewer
-    queues; at most one attempt is committed."""
+    """The watermarks that each tried transaction moves, by the attempt's id.
+
+    A later attempt may have fewer queues. At most one attempt is committed.
+    """
     is_made: bool = False
+    """Whether one of the attempts is known to be committed."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -78,18 +82,18 @@ class DatabaseBatch:
     consumer_group: str
     writer: RowCollector
     stored: dict[MessageQueue, Watermark]
-    """The table's watermarks when the batch began, and since then those that its own commits stored."""
+    """The table's watermarks when the batch began, updated by each commit of the batch."""
     generations: Mapping[MessageQueue, int]
     standings: tuple[SinkStanding, ...]
     """Progress of the sink when the batch began; empty in a task."""
     newest: dict[MessageQueue, str] = field(default_factory=dict)
     """Newest message of each queue, as text, which a commit stores with the queue's watermark."""
     mark: str = ""
-    """Text with which the ids of this batch's transactions begin; empty if the driver commits."""
+    """Text with which the ids of this batch's transactions begin; empty if the Spark driver commits."""
     pauses_s: Sequence[float] = PAUSES_S
     """Pauses before each further try of a transaction that failed."""
     _reached: dict[MessageQueue, int] = field(init=False)
-    """Next offset of each queue of the batch, as in ``stored``; 0 if there are no rows of its generation."""
+    """Watermark of each queue of the batch after its commits so far; 0 without rows of its generation."""
     _tried: _Tried | None = field(init=False, default=None)
 
     def __post_init__(self) -> None:
@@ -106,7 +110,7 @@ class DatabaseBatch:
     def commit(self, written: Sequence[CollectedRows], acked: Mapping[MessageQueue, int]) -> None:
         """Write the rows and move the watermarks to ``acked`` in one transaction.
 
-        It raises the errors of :meth:`commit_rows`. A queue that an earlier commit of this batch has moved is
+        Raises the errors of :meth:`commit_rows`. A queue that an earlier commit of this batch has moved is
         refused with ``SinkMoved``.
         """
         begun = self.writer.watermarks
@@ -118,15 +122,16 @@ class DatabaseBatch:
     ) -> None:
         """Write the rows of a group of task results, and move watermarks to the ends of ``spans``.
 
-        It raises the errors of :meth:`commit_rows`.
+        Raises the errors of :meth:`commit_rows`.
         """
         self.commit_rows(self._rows(written), spans, group_id)
 
     def commit_rows(self, rows: pa.Table, spans: Mapping[MessageQueue, Span], group_id: str) -> None:
         """Write rows and move the watermarks to the ends of ``spans``, in one transaction.
 
-        Do nothing if no watermark grows. A call with the same ``group_id`` as the last one repeats it: if
-        that commit was made after all, nothing is written again.
+        Do nothing if no watermark grows. A call with the ``group_id`` of the last call repeats it: if that
+        commit was made after all, nothing is written again. ``spans`` are the offsets of the messages from
+        which the rows come.
 
         Raises:
             SinkMoved: If another consumer moved one of the watermarks since the batch began, if rows do not
@@ -227,11 +232,11 @@ class DatabaseBatch:
         return Watermark.stored_by(attempt, next_offset, generation, newest)
 
     def _is_made(self, grown: Mapping[MessageQueue, int], tried: _Tried) -> bool:
-        """Return whether one of the tries was committed after all; if so, take its watermarks as reached.
+        """Return whether one of the attempts was committed after all; if so, note its watermarks.
 
         Raises:
             SinkMoved: If another consumer has moved a watermark.
-            SinkConflict: If the user's function committed one of the tries before its end.
+            SinkConflict: If the user's function committed one of the attempts before its end.
         """
         found = self.sink.table.read(self.consumer_group)
         still_open = [attempt_id for attempt_id in tried.attempts if attempt_id in found.open_attempts]
@@ -290,7 +295,7 @@ def known_to(consumer_group: str, queue: MessageQueue, watermark: Watermark, gen
 
 
 START_AGAIN: Final = "start the query again: its error names the rows to remove."
-"""A task's advice: other tasks go on committing, so the rows to remove are known only when all have ended."""
+"""Advice in errors of tasks. A task cannot name the rows to remove, because other tasks go on committing."""
 
 
 def removal_advice(
@@ -300,10 +305,10 @@ def removal_advice(
     stored: Mapping[MessageQueue, Watermark],
     generations: Mapping[MessageQueue, int],
 ) -> str:
-    """Return how an operator removes the rows of open attempts: those that no watermark in ``stored`` passes.
+    """Return an operator's steps after too early commits: remove their rows, then the ids of the attempts.
 
-    ``generations`` has every queue whose rows may be in one of the ``attempts``. The rows of an earlier
-    generation of a queue stay.
+    The rows are those at or above their queue's watermark in ``stored``. ``generations`` has every queue that
+    may have such rows, with its generation: rows of an earlier generation of a queue stay.
     """
     return (
         f"remove the rows of {'; '.join(_uncounted_rows(stored, generations))}, and then run: "
@@ -323,10 +328,10 @@ def _uncounted_rows(
 
 
 def committed_by_itself(consumer_group: str, attempt: str, advice: str) -> SinkConflict:
-    """Return the error of a transaction that the user's function has committed too early.
+    """Return the error for a transaction that the user's function has committed too early.
 
-    ``attempt`` names the attempt in the error's text, such as ``this batch``; it is not an id. ``advice`` is
-    what an operator does about the rows.
+    ``attempt`` says in the error's text who wrote the rows, such as ``this batch``; it is not an id.
+    ``advice`` ends the text with the operator's steps.
     """
     return SinkConflict(
         f"The transaction in which {attempt} of group {consumer_group} wrote rows was committed before it "
@@ -365,12 +370,13 @@ class CollectedRows:
 
 @dataclass(frozen=True, slots=True)
 class RowCollector:
-    """Writer that gathers a task's rows which the database does not have, for the driver; picklable."""
+    """Writer that gathers the rows of a task that the database lacks, for the Spark driver; picklable."""
 
     sends_rows: ClassVar[bool] = True
 
     schema: pa.Schema
     watermarks: Mapping[MessageQueue, int]
+    """Next offset of each queue of the batch; the database has the rows below it."""
 
     def open(self) -> Writing:
         """Begin to gather rows, in a task."""

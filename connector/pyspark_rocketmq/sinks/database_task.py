@@ -4,20 +4,20 @@ Each task has a connection of its own. Its transactions contain rows and waterma
 :mod:`~pyspark_rocketmq.sinks.database_batch`. The driver only gets acks, with the offsets up to which the
 database has the rows. Other sinks have the driver check a commit; here the task makes these checks:
 
-Rule 1 (epochs): a queue is refused if it has another epoch than when the batch began. Then its offsets may
-stand for other messages.
-Rule 2 (database ahead): a queue is refused if the database was ahead of the offset store when the batch
-began. The planner must first look whether the broker still has the messages below the watermark. The driver
-has such a queue refused by leaving it out of ``CommittingWriter.epochs``.
-Rule 3 (compare and set): a task begins at the watermarks that the table had when the batch began. It adds no
-row below them. If an earlier attempt of a task of the same batch has moved a watermark since, the task begins
-at the moved one instead. It recognizes such a watermark by the batch's *mark*, a random text with which the
-ids of all the batch's transactions begin. If somebody else has moved a watermark, the queue is refused. A
-queue is also refused if its first commit in this task begins above the watermark that the earlier attempt
-stored: the messages between them were not consumed.
+* Rule 1 (epochs): a queue is refused if it has another epoch than when the batch began. Then its offsets may
+  stand for other messages.
+* Rule 2 (database ahead): a queue is refused if the database was ahead of the offset store when the batch
+  began. The planner must first look whether the broker still has the messages below the watermark. The driver
+  has such a queue refused by leaving it out of ``CommittingWriter.epochs``.
+* Rule 3 (compare and set): a task begins at the watermarks that the table had when the batch began. It adds
+  no row below them. If an earlier attempt of a task of the same batch has moved a watermark since, the task
+  begins at the moved one instead. It recognizes such a watermark by the batch's *mark*, a random text with
+  which the ids of all the batch's transactions begin. If somebody else has moved a watermark, the queue is
+  refused. A queue is also refused if its first commit in this task begins above the watermark that the
+  earlier attempt stored: the messages between them were not consumed.
 
-If a queue is refused, the task commits the other ones all the same. The driver finds the refused queue in the
-task's result, and drops that queue as if the sink had refused a commit of the driver.
+If a queue is refused, the task commits the other queues all the same. The driver finds the refused queue in
+the task's result, and drops that queue as if the sink had refused a commit of the driver.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ from pyspark_rocketmq.sinks.database_watermarks import (
 )
 
 _PAUSES_S: Final = (*PAUSES_S, *[5.0] * 11)
-"""Pauses before each further try of a transaction: a minute in all, as long as the driver tries a commit."""
+"""Seconds before each further try of a transaction: a minute in all, as long as the driver tries a commit."""
 _MARK_LENGTH: Final = 12
 
 
@@ -80,9 +80,11 @@ class DatabaseAccess:
     """A user's functions, pickled once for all tasks of a query, and the name of the table of watermarks."""
 
     pickled: bytes = field(repr=False)
-    """The functions, which may contain a password."""
+    """The functions ``connect``, ``write`` and ``sleep``, which may contain a password."""
     table: str
+    """Name of the table of watermarks."""
     placeholder: str
+    """Mark for parameters in SQL: ``?`` or ``%s``."""
 
     @classmethod
     def of(
@@ -114,17 +116,17 @@ class DatabaseAccess:
         return cls(cloudpickle.dumps((connect, write, sleep)), table, placeholder)
 
     def open(self) -> TaskDatabase:
-        """Return the database, in a task; nothing is connected yet."""
+        """Return the database, in a task; the first transaction connects."""
         connect, write, sleep = pickle.loads(self.pickled)  # noqa: S301 - the query's own
         kept = KeptConnection(connect)
         return TaskDatabase(WatermarkTable(kept, self.table, self.placeholder), write, sleep, kept)
 
 
 class KeptConnection:
-    """Opens a connection, and keeps it until one of its transactions fails; for one thread.
+    """Opens a connection, and keeps it for further transactions of a thread until one of them fails.
 
-    If another thread asks for it, it is closed, and a new one is opened: a connection of sqlite3 serves only
-    the thread that opened it.
+    If another thread asks for the connection, it is closed and a new one is opened: a connection of sqlite3
+    serves only the thread that opened it.
     """
 
     def __init__(self, connect: Callable[[], Connection]) -> None:
@@ -133,7 +135,7 @@ class KeptConnection:
         self._thread = 0
 
     def __call__(self) -> Connection:
-        """Return the kept connection, or open one. Its ``close`` leaves it open after a commit."""
+        """Return the kept connection, or open one. The caller's ``close()`` after a commit leaves it open."""
         if self._kept is None or self._thread != threading.get_ident():
             self.close()
             self._kept, self._thread = self._connect(), threading.get_ident()
@@ -183,13 +185,13 @@ class TaskDatabase(Database):
 
 @dataclass(frozen=True, slots=True)
 class ReachDatabase:
-    """A check, called in a task, that the task reaches the driver's database; see ``ReachedByTasks``."""
+    """A function with which a task checks that it reaches the driver's database; see ``ReachedByTasks``."""
 
     access: DatabaseAccess
     identity: str | None
     """Identity of the table of watermarks that the driver reaches; None only before ``prepare``."""
     within_s: float = 20.0
-    """How long connections and tries may take in all, in seconds."""
+    """Time limit for all tries together, in seconds."""
 
     def __call__(self) -> str:
         """Return why the task cannot reach the database; an empty text if it can.
@@ -257,7 +259,7 @@ class CommittingWriter:
     """Next offset of each queue when the batch began; 0 if there are no rows of its generation."""
     generations: Mapping[MessageQueue, int]
     epochs: Mapping[MessageQueue, int] | None = None
-    """Epochs of the queues that may be committed; None if each may be, whatever its epoch is."""
+    """Epochs of the queues that may be committed. None: each queue may be, whatever its epoch is."""
 
     def open(self) -> Writing:
         """Begin the commits of a task, and return an object that takes and commits its rows."""
@@ -268,11 +270,11 @@ class CommittingWriter:
         return RefusedQueues.from_dict(facts)
 
     def fenced(self, epochs: Mapping[MessageQueue, int]) -> RowWriter:
-        """Return a writer that refuses queues which ``epochs`` lacks, or which have another epoch."""
+        """Return a writer that commits a queue only if its messages have the epoch in ``epochs``."""
         return replace(self, epochs=dict(epochs))
 
     def begin_task(self) -> TaskCommits:
-        """Begin the commits of a task, in the task; nothing is asked of the database before a commit."""
+        """Begin the commits of a task, in the task. Only the first commit connects to the database."""
         return DatabaseTask(self, self.access.open())
 
 
@@ -287,7 +289,7 @@ class DatabaseTask:
         self._moved: set[MessageQueue] = set()
         """Queues whose watermark somebody else had moved before the task's first transaction."""
         self._earlier: dict[MessageQueue, int] = {}
-        """Watermarks that an earlier attempt of a task stored, of queues not yet committed by this one."""
+        """Watermarks that an earlier attempt of a task stored, of queues that this task has not committed."""
         self._refused: set[MessageQueue] = set()
 
     def open(self) -> Writing:
@@ -299,7 +301,9 @@ class DatabaseTask:
         self._database.connection.close()
 
     def commit(self, rows: pa.Table, progress: Mapping[MessageQueue, Progress]) -> Outcome:
-        """Add rows and move watermarks in one transaction, without the queues that are refused.
+        """Add rows and move watermarks in one transaction, without those of refused queues.
+
+        ``progress`` has the messages of each queue from which the rows come.
 
         Raises:
             SinkConflict: If the database cannot be reached or the transaction kept failing for a minute, or
@@ -356,9 +360,9 @@ class DatabaseTask:
         return queue not in self._moved and (epochs is None or epochs.get(queue) == epoch)
 
     def _leaves_gap(self, queue: MessageQueue, span: Span) -> bool:
-        """Return whether offsets between an earlier attempt's commit and this span were not consumed.
+        """Return whether messages between an earlier attempt's commit and this span were not consumed.
 
-        Only the first span of a queue is compared with that commit: its watermark is then forgotten.
+        Only the first span of a queue is compared with that commit. Then the commit's watermark is forgotten.
         """
         return span.start > self._earlier.pop(queue, span.start)
 
@@ -418,9 +422,9 @@ class Outcome:
     """Outcome of a task's transaction."""
 
     left_out: int
-    """Number of rows that were not added, since an earlier attempt of a task has added them."""
+    """Number of rows that were not added, because an earlier attempt of a task has added them."""
     refused: frozenset[MessageQueue] = frozenset()
-    """Queues that are refused from this transaction on."""
+    """Queues that the task refuses from this transaction on."""
     not_added: dict[MessageQueue, int] = field(default_factory=dict)
     """Number of rows that were not added, by refused queue."""
 

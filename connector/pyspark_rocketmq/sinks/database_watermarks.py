@@ -1,10 +1,10 @@
 """The table of watermarks in a user's database.
 
-One row per group and queue holds the next offset, the queue's generation (offsets that start again begin a
-new one), the id of the attempt (the transaction) that stored the row, and the newest message below the
-offset.  The text of the message begins with the first characters of the attempt's id.  If a member of an
-earlier release moves the offset, it stores a new id but leaves the old message.  Then the two do not match,
-and the message is ignored. Two more kinds of rows have no topic:
+One row per group and queue holds the next offset, the queue's generation (a number that grows when its
+offsets start again), the id of the attempt (the transaction) that stored the row, and the newest message
+below the offset.  The text of the message begins with the first characters of the attempt's id.  If a member
+of an earlier release moves the offset, it stores a new id but leaves the old message.  Then message and id do
+not match, and the message is ignored. Two more kinds of rows have no topic:
 
 * the row without a group is the table's identity, which shows whether two sinks share one table;
 * an *open attempt* is inserted before the user's function is called and deleted after it, in one transaction.
@@ -30,7 +30,7 @@ Connection = Any
 """Connection of DB-API 2, not in autocommit mode: ``cursor()``, ``commit()``, ``rollback()``, ``close()``."""
 
 PAUSES_S: Final = (0.0, 0.05, 0.2, 1.0, 3.0)
-"""Pauses before each further try of a transaction that failed."""
+"""Seconds before each further try of a transaction that failed."""
 _SAVEPOINT = "rocketmq_rows"
 _KEY = ("consumer_group", "topic", "broker_name", "queue_id")
 _COLUMNS: Mapping[str, str] = {
@@ -45,7 +45,7 @@ _COLUMNS: Mapping[str, str] = {
 }
 """Columns with their SQL types, in the order of :class:`_Row`."""
 _ADDED: Final[Mapping[str, str]] = {"generation": "0", "attempt": "''", "newest_message": "''"}
-"""Columns that an older table lacks, with the SQL of the value that its rows would have there."""
+"""Columns that a table of an earlier release lacks, with the SQL of the value that its rows get there."""
 
 
 class Watermark(NamedTuple):
@@ -56,7 +56,7 @@ class Watermark(NamedTuple):
     attempt: str = ""
     """Id of the transaction that stored this watermark; empty if it is older than the column for ids."""
     newest_message: str = ""
-    """Stored form of :attr:`newest`: first the beginning of the attempt's id, then the message."""
+    """Stored form of :attr:`newest`: the first 8 characters of the attempt's id, then the message."""
 
     @classmethod
     def stored_by(cls, attempt: str, next_offset: int, generation: int, newest: str) -> Watermark:
@@ -67,7 +67,7 @@ class Watermark(NamedTuple):
     def newest(self) -> str:
         """The newest message below the offset, as text of ``RememberedMessages``; empty if it is unknown.
 
-        It is unknown if the attempt stored none, or if a member that stores no messages moved the offset.
+        It is unknown if the attempt stored none, or if a member of an earlier release moved the offset.
         """
         mark = _mark(self.attempt)
         return self.newest_message.removeprefix(mark) if mark and self.newest_message.startswith(mark) else ""
@@ -102,7 +102,7 @@ class Stored(NamedTuple):
     open_attempts: Sequence[str]
     """Ids of transactions that the user's function has committed too early.
 
-    In the rows of the group ``""``, the only element is the table's identity instead.
+    For the group ``""``, which no consumer has, the only element is the table's identity instead.
     """
 
 
@@ -115,7 +115,7 @@ class WatermarkTable:
         self.name = name
         """Name of the table in SQL."""
         self.identity: str | None = None
-        """Id of the table, the same for all ways to reach it; known once :meth:`prepare` is done."""
+        """Id of the table, the same for all connections that reach it; None before :meth:`prepare`."""
         self._sql = _Statements(name, placeholder)
 
     def prepare(self, sleep: Callable[[float], None]) -> None:
@@ -151,9 +151,9 @@ class WatermarkTable:
     def stored_identity(self, sleep: Callable[[float], None]) -> str | None:
         """Return the identity of the existing table; None if it cannot be read or was never prepared.
 
-        An older table is read as it is. A table that cannot be read for a moment (locked, or the connection
-        ends) is read again, since otherwise it would seem to be gone.
-        If no connection can be opened, the driver's own error is raised.
+        A table of an earlier release is read as it is. If reading fails, it is tried again: a table that is
+        locked for a moment would otherwise seem to be gone. If no connection can be opened, the database
+        driver's own error is raised.
         """
         for pause_s in (*PAUSES_S, None):
             self._check_connects()
@@ -201,7 +201,7 @@ class WatermarkTable:
     def open_attempt(self, cursor: Any, consumer_group: str, attempt: str) -> Iterator[None]:
         """Insert a row for ``attempt``, run the ``with`` block in the same transaction, and delete the row.
 
-        If the block commits, the row stays, so the id is in ``Stored.open_attempts``.
+        If the block commits, although it must not, the row stays and its id is in ``Stored.open_attempts``.
 
         Raises:
             RuntimeError: If the transaction has ended in the block.
@@ -224,8 +224,8 @@ class WatermarkTable:
     ) -> bool:
         """Replace the watermark ``old`` by ``new``; return False if the stored one is no longer ``old``.
 
-        ``old`` is None if there is none; then the row is inserted. If two consumers insert it, the second one
-        violates the primary key, and finds the other's watermark when it tries again.
+        With ``old`` None, the queue has no watermark yet, and a row is inserted. If two consumers insert this
+        row, the second violates the primary key, and finds the first one's watermark when it tries again.
         """
         key = (consumer_group, queue.topic, queue.broker_name, queue.queue_id)
         if old is None:
@@ -235,7 +235,7 @@ class WatermarkTable:
         return bool(cursor.rowcount == 1)
 
     def forget_attempts_statement(self, consumer_group: str, attempts: Iterable[str]) -> str:
-        """Return the SQL statement that deletes these ids of a group's too early commits.
+        """Return the SQL statement that deletes the ids of commits that the user's function made too early.
 
         An operator runs it after removing the rows that these commits have written.
         """
@@ -430,7 +430,7 @@ class _Statements:
         return f"ALTER TABLE {self._table} ADD COLUMN {name} {_COLUMNS[name]}"
 
     def forget_attempts(self, consumer_group: str, attempts: Iterable[str]) -> str:
-        """Return a statement for an operator: it deletes these ids of a group's too early commits."""
+        """Return a statement for an operator, which deletes the ids of a group's too early commits."""
         ids = ", ".join(f"'{attempt}'" for attempt in sorted(attempts))
         where = f"consumer_group = '{consumer_group}' AND topic = '' AND attempt IN ({ids})"
         return f"DELETE FROM {self._table} WHERE {where}"  # noqa: S608

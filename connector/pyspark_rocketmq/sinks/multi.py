@@ -1,7 +1,8 @@
 """Several sinks of one query: each has its own watermarks, so that each gets its rows exactly once.
 
-They commit one after the other, and the offsets move after the last.  If the query is killed in between, the
-batch runs again: the sinks that already have its rows drop them, and the others add them.
+The sinks commit one after the other, and the group's offsets move after the last commit.  If the query is
+killed in between, the batch runs again: the sinks that already have its rows drop them, and the others add
+them.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ from pyspark_rocketmq.sinks.base import (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Route:
-    """The rows of the listener, and the columns of these rows, that one sink gets."""
+    """A sink of several, with a choice of the listener's rows and columns that it gets."""
 
     sink: Sink
     where: pc.Expression | None = None
@@ -87,8 +88,8 @@ class MultiSink:
         """Send each sink all rows, or those that its route selects.
 
         Raises:
-            OptionError: If there is no sink, if one commits in tasks, or if two have the same place: the
-                first one's commit would move the watermarks of the other, and the other's rows would never be
+            OptionError: If there is no sink, if one commits in tasks, or if two have the same place: then the
+                first sink's commit would move the watermarks of the second, whose rows would never be
                 written.
         """
         self._routes = tuple(sink if isinstance(sink, Route) else Route(sink=sink) for sink in sinks)
@@ -116,7 +117,7 @@ class MultiSink:
 
     @property
     def place(self) -> Hashable:
-        """The places of the sinks, in their order: values that identify where each stores its watermarks."""
+        """The place of each sink, in order: a value that identifies where the sink stores its watermarks."""
         return tuple(sink.place for sink in self.sinks)
 
     def prepare(self, schema: pa.Schema) -> None:
@@ -146,9 +147,9 @@ class MultiSink:
         return tuple(standing for sink in self.sinks for standing in sink.standings(consumer_group, queues))
 
     def watermarks(self, consumer_group: str) -> dict[QueueGeneration, int]:
-        """Return the smallest watermark that a sink has of each queue, in the queue's newest generation.
+        """Return the smallest of the sinks' watermarks of each queue, in the queue's newest generation.
 
-        A sink without a watermark in that generation counts as 0. See ``Sink.watermarks``.
+        The watermark of a sink without rows of that generation counts as 0. See ``Sink.watermarks``.
         """
         found = [sink.watermarks(consumer_group) for sink in self.sinks]
         generations = {key for watermarks in found for key in watermarks}
@@ -159,7 +160,7 @@ class MultiSink:
     def begin(self, consumer_group: str, queues: Mapping[MessageQueue, int]) -> SinkBatch:
         """Begin a micro-batch in each sink, and return these as one.
 
-        It implements ``CommitsGroups`` or ``LeavesOutQueues`` only if the batches of all sinks do.
+        The result implements ``CommitsGroups`` or ``LeavesOutQueues`` only if the batches of all sinks do.
         """
         begun = [sink.begin(consumer_group, queues) for sink in self.sinks]
         filters = tuple(
@@ -206,6 +207,7 @@ class _WrittenBy:
     """A task's result for one of the sinks."""
 
     index: int
+    """Number of the sink, from 0."""
     of_sink: Written
 
     def to_dict(self) -> dict[str, Any]:
@@ -316,7 +318,7 @@ _KINDS: Final[Mapping[tuple[bool, bool], type[_MultiBatch]]] = {
     (True, False): _MultiGroups,
     (True, True): _MultiGroupsLeavingOut,
 }
-"""Kinds of batches, by whether all sinks commit groups and whether all leave out queues."""
+"""Class of the batch, by whether all sinks commit groups, and whether all leave out queues."""
 
 
 def _of_sink(index: int, written: Iterable[_WrittenBy]) -> list[Written]:

@@ -1,7 +1,7 @@
 """Checks before a query starts: do all machines share the folders, and does no table lie within another?
 
 A path without a scheme is on each machine's own disk, unless all machines have mounted the same storage
-at that path. To find out, the driver puts an empty file into the folder, and tasks look for it.
+at that path. To find out, the driver puts an empty file (a *marker*) into the folder, and tasks look for it.
 """
 
 from __future__ import annotations
@@ -27,11 +27,14 @@ from pyspark_rocketmq.spark.session import ask_executors
 logger = logging.getLogger(__name__)
 
 _HIDDEN: Final = ("_", ".")
-"""Prefixes of folders that Delta's VACUUM ignores."""
+"""First characters of the names of folders that Delta's VACUUM ignores."""
 
 
 def normal_place(path: str) -> str:
-    """Return a path with links followed, or a storage URI in its normal form, with ``s3`` for ``s3a``."""
+    """Return one form for all ways to write a place: a path with links followed, or a normal storage URI.
+
+    ``s3a://`` becomes ``s3://``.
+    """
     folder = local_path(path)
     if folder is not None:
         return os.path.realpath(folder)
@@ -44,10 +47,10 @@ def check_not_nested(places: Mapping[str, str]) -> None:
     """Refuse tables at the same place, and a table within another one whose VACUUM would remove its files.
 
     Args:
-        places: Paths or URIs as the user wrote them, by the names that the error gives them.
+        places: Paths or URIs as the user wrote them. The keys name them in the error, such as an option.
 
     Raises:
-        OptionError: With every such pair.
+        OptionError: If there are such tables; it names every pair.
     """
     problems = tuple(
         f"{one}={first!r} and {other}={second!r} {_relation(normal_place(first), normal_place(second))}"
@@ -84,10 +87,10 @@ def check_shared(spark: SparkSession, places: Mapping[str, str]) -> None:
 
     Args:
         spark: A classic session; nothing is checked if driver and executors are in one process.
-        places: Paths or URIs, by the names that the error gives them; URIs of shared storage are not checked.
+        places: Paths or URIs; the keys name them in the error. URIs of shared storage are not checked.
 
     Raises:
-        StorageNotShared: With the host that has another folder.
+        StorageNotShared: If an executor sees another folder; it names the executor's host.
     """
     if is_on_one_machine(spark):
         return
@@ -108,7 +111,10 @@ def check_shared(spark: SparkSession, places: Mapping[str, str]) -> None:
 
 @contextmanager
 def _marked(folders: Mapping[str, str]) -> Iterator[dict[str, str]]:
-    """Create a file with a new name in each folder; yield each file's path → the key of its folder."""
+    """Create a marker in each folder; yield the paths of the markers, each with its folder's key.
+
+    The markers have new names, and are removed at the end.
+    """
     markers = {f"{folder}/_rocketmq_{uuid.uuid4()}": name for name, folder in folders.items()}
     try:
         for marker in markers:
@@ -121,9 +127,9 @@ def _marked(folders: Mapping[str, str]) -> Iterator[dict[str, str]]:
 
 
 def _looked_for(spark: SparkSession, markers: list[str]) -> dict[str, str]:
-    """Let tasks look for the markers; return marker → a host that does not see it.
+    """Let tasks look for the markers; return those that a host does not see, each with such a host.
 
-    The result is also empty, with a WARNING, if the tasks have not ended in time.
+    If the tasks have not ended in time, log a WARNING and return an empty result.
     """
     rows = ask_executors(
         spark, Look(markers), "marker string, host string", "Do all machines see the tables' folders?"
@@ -138,7 +144,7 @@ def _looked_for(spark: SparkSession, markers: list[str]) -> dict[str, str]:
 
 
 class Look:
-    """Function for tasks that yields a row for each missing file."""
+    """Function with which tasks look for markers; it yields a row for each one that is missing."""
 
     def __init__(self, markers: list[str]) -> None:
         self._markers = markers
