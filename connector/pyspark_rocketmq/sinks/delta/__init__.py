@@ -1,3 +1,3 @@
-"""A sink in a Delta table: watermarks, and the ways to write, on top of the Delta client in ``delta/``."""
+"""A sink in a Delta table: its watermarks, and its ways to write. The Delta client is in ``delta/``."""
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""The commits that a sink makes without Spark: rows with watermarks, only watermarks, or new columns."""
+"""The commits that a sink makes without Spark: rows with watermarks, only watermarks, or new columns.
+
+A commit has a *record*: fields in its ``userMetadata`` with the progress of the whole consumer group.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,10 @@ from pyspark_rocketmq.sinks.delta.watermarks import GroupCommit
 
 
 class Appender(Protocol):
-    """Makes commits with rows and watermarks: it adds files as they are, merges rows, or lets Spark write."""
+    """Commits a batch's rows and watermarks to the table.
+
+    One implementation adds the tasks' files as they are, others merge their rows or let Spark write them.
+    """
 
     @property
     def commits_by(self) -> str:
@@ -43,12 +49,12 @@ class Appender(Protocol):
             log: The table's log, at the version that was checked.
             files: Files that tasks wrote.
             before: The group's progress at that version.
-            commit: The watermarks that move.
+            commit: The commit to make, with the watermarks that it moves.
             columns: The rows' columns.
 
         Raises:
-            FileExistsError: If another commit came first, or may have; the caller must check for it before
-                the next try.
+            FileExistsError: If another commit came first, or may have come first. Before the next try, the
+                caller must check for it.
             DeltaError, OSError, PySparkException: If the commit failed, or if its outcome is unknown.
         """
         ...
@@ -97,10 +103,10 @@ class FileAppender:
         return self.put(log, (), commit._replace(watermarks=watermarks, record=record))
 
     def set_watermarks_as_spark(self, log: SinkLog, before: GroupCommit, commit: SinkCommit) -> int:
-        """Make a commit without rows that sets watermarks as a commit by Spark does; return the new version.
+        """Make a commit without rows that sets watermarks in the form of Spark's commits; return the version.
 
-        In this form one transaction id counts the group's commits by Spark; the watermarks are only in the
-        commit's record.
+        In this form, one transaction id counts the group's commits by Spark, and the watermarks are only in
+        the commit's record.
         """
         counter = {group_app_id(commit.consumer_group): before.number + 1}
         record = before.record_by_spark(commit)
@@ -129,8 +135,8 @@ class FileAppender:
     ) -> int:
         """Commit the rows of the tasks' files by ``merge``, then remove the files; return the new version.
 
-        ``merge`` gets the commit's information. If there are no files, commit only the watermarks and the
-        record, without ``merge``. Raises the errors of :meth:`Appender.append`.
+        ``merge`` makes the commit, with the fields and transaction ids that it gets. If there are no files,
+        commit only watermarks and record, without ``merge``. Raises the errors of :meth:`Appender.append`.
         """
         commit = with_record(before, commit)
         if not files:
@@ -169,7 +175,7 @@ class MergeAppender:
 
         If there are several new rows of a key, the newest one is used: the one with the highest queue offset,
         and of one message's rows the one emitted last.  Messages with the same key should be in one queue,
-        since there is no order between queues: otherwise the queue that sorts last wins.
+        since queues have no order among themselves. Otherwise the row of the queue that sorts last is used.
         """
 
         def merge(note: CommitNote) -> None:
@@ -188,9 +194,10 @@ class MergeAppender:
 
 
 def with_record(before: GroupCommit, commit: SinkCommit) -> SinkCommit:
-    """Return ``commit`` with the record of the group's progress after it.
+    """Return ``commit`` with a record: the group's progress after the commit.
 
-    The result also moves those watermarks of ``before`` that the table's transaction ids lack.
+    ``before`` is the progress before it. The result also sets those watermarks of ``before`` that the table's
+    transaction ids lack.
     """
     return commit._replace(
         # After this commit readers use the transaction ids, so add those that are missing for other queues.
@@ -201,13 +208,13 @@ def with_record(before: GroupCommit, commit: SinkCommit) -> SinkCommit:
 
 @dataclass(frozen=True)
 class SinkHandle:
-    """A sink's table as one thread of the driver sees it, and how it is committed to."""
+    """A sink's opened table, for one thread of the driver, with the objects that commit to it."""
 
     log: SinkLog
     appender: Appender
-    """Makes the commits that Spark need not make; for a table in a catalog, Spark's writer."""
+    """Makes the commits, unless Spark must write the table; for a table in a catalog it is Spark's writer."""
     recorder: FileAppender | None
-    """Makes commits without rows in a table that Spark writes; None if only Spark can."""
+    """Makes commits without rows in a table whose rows Spark writes; None if only Spark can."""
 
     @property
     def snapshot(self) -> Snapshot:

@@ -1,8 +1,8 @@
 """One micro-batch on its way into a Delta table: the checks of its files, of other commits, and its commit.
 
 If another commit seems to have come first, or if a commit's outcome is unknown, this module searches the log
-for its own commit before it tries again.  That commit may be stored: if a mount sends a request twice, it
-reports that another commit came first, and means the one that its first request made.
+for its own commit before it tries again.  The own commit may be stored all the same. For example, a mount may
+send a request twice: the first request makes the commit, and the second one finds a commit there and fails.
 
 A batch makes several commits, one for each group of tasks' results.  The first one builds on the version that
 the batch began with.  Each later one builds on a newer version, so it makes the same checks as after another
@@ -39,11 +39,11 @@ from pyspark_rocketmq.sinks.delta.watermarks import GroupCommit, read_progress
 T = TypeVar("T")
 
 _PAUSES_S = (0.0, 0.01, 0.05, 0.2, 0.5)
-"""Pauses in seconds before further tries of a commit, after other commits came first or storage failed."""
+"""Seconds before each further try of a commit, after another commit came first or the storage failed."""
 _UNKNOWN = (*STORAGE_ERRORS, PySparkException, Py4JError)
 """Errors after which it is unknown whether a commit was made."""
 _FILE_CHECK_PAUSES_S = (0.1, 0.5, 2.0, 0.0)
-"""Pauses after each check for files, which a mount may show late."""
+"""Seconds after each check for files of tasks, because a mount may show new files late."""
 _SHOWN_FILES = 3
 
 
@@ -63,7 +63,10 @@ class _Tried:
     since: int
     """Version of the table before the first try."""
     commits: list[_GroupCommit]
-    """The commits that were tried for it. A later one may have fewer queues; at most one of them is made."""
+    """The commits that were tried for the group, of which at most one is made.
+
+    A later one may have fewer queues.
+    """
     made_at: int | None = None
     """Version of the commit that was made; None as long as none is known."""
 
@@ -80,8 +83,9 @@ class DeltaBatch:
     """The consumer group's progress in the table when it was last read."""
     generations: Mapping[MessageQueue, int]
     ids: Mapping[MessageQueue, str]
-    """Application id of each queue's watermark, in the queue's generation."""
+    """Id under which the table stores each queue's watermark, in the queue's generation."""
     is_by_spark: bool
+    """Whether Spark's writer makes the batch's commits."""
     sleep: Callable[[float], None]
     standings: tuple[SinkStanding, ...]
     """The table's id and the group's watermarks when the batch began, as the only element."""
@@ -174,7 +178,7 @@ class DeltaBatch:
     ) -> tuple[list[WrittenFile], int]:
         """Return files without the rows of these queues, and how many rows that leaves out.
 
-        VACUUM removes the files that are left over.
+        A file with such rows is written again without them. VACUUM removes the old file.
 
         Raises:
             SinkConflict: If the files cannot be read or written.
@@ -210,7 +214,7 @@ class DeltaBatch:
         return self._read(f"the log of {self.table.path}", look)
 
     def _look_for(self, tried: _Tried, files: Sequence[WrittenFile]) -> int | None:
-        """Return the version of a group's commit if it is in the log, and note that it is made; else None."""
+        """Look for a group's commit in the log; if it is there, note and return its version, else None."""
         for each in tried.commits:
             version = self.log.find_commit(each.commit, tried.since)
             if version is not None:

@@ -1,11 +1,12 @@
 """A sink's table by its name in a catalog: Spark reads and writes it, and commits hold the watermarks.
 
 A catalog may deny access to its tables' folders, and may make their commits itself.  So a sink reads by the
-table's name: the commits with ``DESCRIBE HISTORY``, the table's id and place with ``DESCRIBE DETAIL``.  SQL
-cannot read transaction ids.  So each commit records the progress of the whole group.  It sets only one
-transaction id, which counts the group's commits: of two writers that begin at the same count, only one can
-commit.  Commits that named the table by its path store watermarks as transaction ids, which are read from the
-table's folder.
+table's name: the commits with ``DESCRIBE HISTORY``, the table's id and place with ``DESCRIBE DETAIL``.
+
+SQL cannot read transaction ids, where other sinks' tables store watermarks.  So each commit records the
+progress of the whole group.  It sets only one transaction id, which counts the group's commits: of two
+writers that begin at the same count, only one can commit.  If a group committed to the same table by its path
+before, those watermarks are in transaction ids, which are read from the table's folder.
 
 Tasks put their rows into the table's folder or, if they may not write there, into a folder for staging.
 """
@@ -67,16 +68,19 @@ _MISSING_TABLE: Final = frozenset(
 _NO_TABLES: Final = ("`DETAIL`", "`HISTORY`")
 _HISTORY_COLUMNS: Final = ("version", "timestamp", "operation", "operationParameters", "userMetadata")
 _ROW_OPERATIONS: Final = frozenset({"DELETE", "UPDATE", "MERGE", "OPTIMIZE", "STREAMING UPDATE"})
-"""Operations that keep partitioning, properties and features, so that these need not be read again."""
+"""Operations of commits that keep a table's partitioning, properties and features.
+
+After such a commit these need not be read again.
+"""
 _COMPUTED_BY: Final = frozenset({"generatedColumns", "identityColumns"})
 """Features of tables with columns that Delta computes."""
 _STAGED: Final = "rocketmq-staged"
-"""Folder within a staging folder that only this package writes to."""
+"""Name of a folder within the staging folder, to which only this package writes."""
 _LEFTOVER_AGE_S: Final = 7 * 86_400
 """Age above which a file counts as left by a killed task; it is also the default of Delta's VACUUM."""
 _ERRORS: Final = (PySparkException, Py4JError)
 _REASONS: Final = ("its name in a catalog",)
-"""Reasons for which Spark must write such a table."""
+"""Reasons for which Spark must write a table in a catalog, for log and error texts."""
 _SKIPPED: Final = (
     " Spark skips a commit of a group if the table has a later commit of the group already. If the table's "
     "history no longer shows the later commit, set the sink's offsets with DeltaSink.rewind(consumer_group, "
@@ -144,7 +148,7 @@ class CatalogSnapshot:
 
     @property
     def table_id(self) -> str:
-        """Id that distinguishes this table from every other one, except copies of its folder."""
+        """Id of this table, which no other table has except copies of its folder."""
         return str(self._detail["id"])
 
     @property
@@ -172,10 +176,10 @@ class CatalogSnapshot:
         )
 
     def use_renewed_options(self) -> None:
-        """Do nothing: Spark reaches the storage with its own options."""
+        """Do nothing, because Spark reaches the storage with its own options."""
 
     def is_still_there(self) -> bool:
-        """Return whether the history still has the commit at this version; read the newest commits for that.
+        """Read the newest commits, and return whether the history still has the commit at this version.
 
         False if the table was deleted, created again, put back to an earlier state or replaced.
         """
@@ -367,7 +371,7 @@ class CatalogHome:
         return OptionError((problem,), where="Delta sink")
 
     def check_rows_place(self, schema: pa.Schema) -> None:
-        """Write a file to the folder for tasks' rows, and let Spark read it.
+        """Check the folder for tasks' rows: write a file there, and let Spark read it.
 
         In a folder for staging, also remove old files that killed tasks have left.
 
@@ -453,13 +457,13 @@ class CatalogHome:
         return handle
 
     def check_place(self) -> None:
-        """Check nothing: where Spark's commits could overwrite each other, :meth:`check_spark` raises."""
+        """Check nothing: :meth:`check_spark` refuses a place in which commits could overwrite each other."""
 
     def comparable(self, form: TableForm, wanted: TableForm) -> TableForm:
-        """Return ``form`` without the columns that ``wanted`` lacks, if the table has computed columns.
+        """Return ``form`` without columns that Delta may compute, to compare it with ``wanted``.
 
-        The form of a table in a catalog does not show which columns Delta computes. If the table has none,
-        return ``form`` as it is.
+        The form of a table in a catalog does not show which columns Delta computes. So if the table has such
+        columns, leave out all columns that ``wanted`` lacks. Otherwise return ``form`` as it is.
         """
         if not _COMPUTED_BY & form.features:
             return form
@@ -474,7 +478,7 @@ class CatalogHome:
     def check_spark(self, form: TableForm, reasons: tuple[str, ...]) -> None:
         """Refuse a table on S3 if this session's commits could overwrite those of others.
 
-        If the catalog itself makes the table's commits, that is not checked.
+        If the catalog itself makes the table's commits, nothing is checked.
 
         Raises:
             OptionError: If commits could be overwritten.

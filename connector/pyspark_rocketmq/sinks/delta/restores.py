@@ -1,12 +1,12 @@
-"""Search for RESTOREs since a group's last commit, without reading again what other commits summarize.
+"""Search for RESTOREs since a group's last commit. Summaries in commits save reading most of the log.
 
-RESTORE removes rows but keeps the watermarks, so the rows would be missing for ever.  REPLACE TABLE, in all
-its forms, keeps the watermarks too, and counts as a RESTORE.
+RESTORE removes rows but keeps the watermarks, so the rows would never be written again.  REPLACE TABLE, in
+all its forms, keeps the watermarks too, and counts as a RESTORE.
 
 A version in the log never changes.  So each commit of a sink records a summary of the log that its writer has
 read: a range of versions without a gap, the last RESTORE among them and the last commit of each group.  A
-reader goes through the log from its end, and reads commits of others one by one.  When it comes to a commit
-with a summary, it continues below the summary's range.
+reader goes through the log from its newest version down, and reads commits of others one by one.  When it
+comes to a commit with a summary, it continues below the summary's range.
 
 If Spark makes the commit, a RESTORE may come after the writer has last read the log, and before the commit.
 So a commit counts as later than a RESTORE only if its writer had seen the RESTORE.
@@ -23,7 +23,7 @@ from typing import Any, TypeGuard
 from pyspark_rocketmq.sinks.delta.rules import is_restore_or_replacement, own_metadata
 
 _MAX_GROUPS = 100
-"""Maximum number of groups that a commit names."""
+"""Maximum number of groups in a summary that a commit records."""
 _NEAR_COMMITS = 20
 """Maximum number of commits that are read only to close the gap to the range of an earlier summary."""
 
@@ -46,12 +46,12 @@ class LogSummary:
 
     @classmethod
     def empty(cls, version: int) -> LogSummary:
-        """Return an empty summary, to which the commit of ``version`` can be added, then those below it."""
+        """Return a summary without commits; that of ``version`` can be added, then those below it."""
         return cls(version + 1, version)
 
     @classmethod
     def of(cls, entry: Mapping[str, Any]) -> LogSummary:
-        """Return the summary of only the commit of which ``entry`` is the log entry."""
+        """Return the summary of a single commit; ``entry`` is the commit's entry in the log."""
         version = int(entry["version"])
         own = own_metadata(entry)
         group = own.get("consumerGroup")
@@ -121,19 +121,19 @@ class LogSummary:
         return self.known_up_to.get(consumer_group, self.commits.get(consumer_group, -1))
 
     def covers(self, consumer_group: str) -> bool:
-        """Return whether this goes back so far that a longer summary has the same :meth:`restored_since`."""
+        """Return whether this goes back far enough for :meth:`restored_since` to be right for the group."""
         if self.restored is not None:
             return True
         return consumer_group in self.commits and self.first <= self._known_up_to(consumer_group) + 1
 
     def restored_since(self, consumer_group: str) -> int | None:
-        """Return the last RESTORE's version; None without one, or if a writer of the group had seen it."""
+        """Return the version of the last RESTORE that no writer of the group had seen; None without one."""
         if self.restored is None or self._known_up_to(consumer_group) >= self.restored:
             return None
         return self.restored
 
     def commit_after_restore(self, consumer_group: str) -> int | None:
-        """Return the version of the group's last commit if it follows a RESTORE that its writer missed.
+        """Return the version of the group's last commit if its writer missed a RESTORE that came before it.
 
         Otherwise return None.
         """

@@ -30,22 +30,22 @@ REACHED: Final = "reached"
 WATERMARKS: Final = "watermarks"
 """Field in the ``userMetadata`` of a commit by Spark, or one of the same form: the group's watermarks.
 
-They are by application id, and override the versions of the queues' transaction ids.
+The keys are application ids. These watermarks count, and not the versions of the queues' transaction ids.
 """
 NUMBER: Final = "commits"
-"""Field beside ``watermarks``: number of the group's commits in this form.
+"""Field beside ``watermarks``: number of the group's commits in this form, up to and with this one.
 
 The commit stores it also as the version of :func:`group_app_id`.
 """
 NEWEST: Final = "newest"
 """Field in a commit's ``userMetadata``: the newest message of each queue, by application id."""
 WHOLE_AT: Final = "wholeAt"
-"""Field of a commit that records the watermarks of all queues of a group which has very many queues.
+"""Field of a commit that records all queues of a group with very many queues: the commit's time in ms.
 
-Its value is the time of the commit, in milliseconds.
+Later commits of the group may record only what has changed since this one.
 """
 CHANGED_SINCE: Final = "changedSince"
-"""Field of a commit that records only those watermarks that have changed since an earlier whole record.
+"""Field of a commit that records only watermarks that have changed since an earlier commit with all queues.
 
 Its value is the table version of that earlier commit, which has the field ``wholeAt``.
 """
@@ -54,7 +54,7 @@ NEWER_ROWS_ONLY: Final = (
     "Where a queue's offsets have begun again, use only its newer rows, chosen by another column such as "
     "storeTimestamp: earlier ones have the same offsets."
 )
-"""Completes advice to take an offset from the rows of a table, which do not show a queue's generation."""
+"""Last sentence of advice to take an offset from a table's rows, which do not show a queue's generation."""
 
 
 def app_id(consumer_group: str, queue: MessageQueue, generation: int = 0) -> str:
@@ -71,8 +71,8 @@ def app_id(consumer_group: str, queue: MessageQueue, generation: int = 0) -> str
 def group_app_id(consumer_group: str) -> str:
     """Return the application id whose version counts a group's commits by Spark.
 
-    Commits of this package that record watermarks as those by Spark do are counted, too. Application ids of
-    queues have another form.
+    Commits of this package in the form of Spark's commits are counted, too. The id is ``rocketmq:GROUP``,
+    which no application id of a queue equals.
     """
     return f"rocketmq:{consumer_group}"
 
@@ -80,8 +80,8 @@ def group_app_id(consumer_group: str) -> str:
 def check_columns(path: str, form: TableForm, wanted: TableForm, *, may_differ: bool = False) -> None:
     """Refuse a table that rows with the columns of ``wanted`` do not fit.
 
-    The table may have further columns that Delta computes. With ``may_differ`` it may have other nullable
-    columns too, which are null in these rows.
+    The table may have further columns that Delta computes. With ``may_differ`` it may also have further
+    nullable columns, which are null in these rows.
 
     Raises:
         SchemaError: If columns, types or partitioning differ; every difference is named.
@@ -187,10 +187,10 @@ class SinkCommit(NamedTuple):
     newest: Mapping[str, str] = MappingProxyType({})
     """The newest message below each moved watermark, as text of ``RememberedMessages``, by application id.
 
-    The text is empty if the message known before is still the newest.
+    The text is empty if no newer message is known: then the message that was known before is kept.
     """
     record: Mapping[str, Any] = MappingProxyType({})
-    """Progress of the whole group with this commit; see ``watermarks.GroupCommit``."""
+    """Fields that the commit records: the progress of the whole group; see ``watermarks.GroupCommit``."""
 
     @classmethod
     def of(
@@ -200,14 +200,14 @@ class SinkCommit(NamedTuple):
         return cls(consumer_group, watermarks, str(uuid.uuid4()), newest or {})
 
     def metadata(self, **more: Any) -> dict[str, str]:
-        """Return ``userMetadata``, which every Delta writer can set, with the commit's information as JSON.
-
-        ``more`` are further fields of that information.
-        """
+        """Return the property ``userMetadata``, which every Delta writer can set: :meth:`own` as JSON."""
         return {"userMetadata": json.dumps(self.own(**more))}
 
     def own(self, **more: Any) -> dict[str, Any]:
-        """Return the commit's information as :func:`own_metadata` reads it."""
+        """Return the fields of the commit's ``userMetadata``, for :func:`own_metadata` to read.
+
+        ``more`` are further fields.
+        """
         return {"consumerGroup": self.consumer_group, "rocketmqCommit": self.commit_id, **more}
 
     def newest_after(self, known: Mapping[str, Any]) -> dict[str, Any]:
@@ -306,9 +306,9 @@ def restored_to(entry: Mapping[str, Any]) -> int:
 
 
 def own_metadata(entry: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return a history entry's ``userMetadata``, where sinks put their part; empty if it is no JSON object.
+    """Return the fields that a sink put into a history entry's ``userMetadata``; empty without a JSON object.
 
-    The log has it as JSON; in an entry that this process keeps in memory it is parsed already.
+    An entry from the log has them as JSON text; in an entry that this process keeps they are parsed already.
     """
     metadata = entry.get("userMetadata") or "{}"
     if isinstance(metadata, dict):

@@ -103,7 +103,7 @@ class DeltaSink:
             compaction: Compact small files from time to time, in a background thread of this process.
                 Tables that Spark writes are not compacted.
             storage_options: Options of delta-rs for an object store (``aws_access_key_id``, ``allow_http``
-                …), or a callable that returns them and is called at each batch. Secret values are not shown.
+                …), or a callable that returns them and is called at each batch. Logs hide secret values.
             staging: Only for a table by name: folder or storage URI where tasks put rows until Spark has
                 added them, if they may not write to the table's own folder.
             sleep: Function that waits between the tries of a commit.
@@ -163,9 +163,9 @@ class DeltaSink:
 
     @property
     def place(self) -> str:
-        """The table's id once prepared, whatever path or name leads to it; before, its path or name.
+        """A value that identifies the table; two sinks with the same place cannot serve one query.
 
-        Two sinks with the same place cannot serve one query.
+        It is the table's id, and before ``prepare`` the path or name.
         """
         return self._table.table_id or self._table.home.place
 
@@ -179,8 +179,8 @@ class DeltaSink:
     def expect_many_commits(self) -> None:
         """Make ``prepare`` give a new table properties that keep its log short.
 
-        If the table exists and lacks one of these properties, ``prepare`` logs a warning. The log's retention
-        is left out where watermarks may be only in the log: ``SinkTable.properties_for``.
+        If the table exists and lacks one of these properties, ``prepare`` logs a warning. Where watermarks
+        may be only in the log, the log's retention is not shortened: see ``SinkTable.properties_for``.
         """
         self._table.properties = MANY_COMMITS
 
@@ -206,7 +206,7 @@ class DeltaSink:
                 the group's progress.
             SinkMoved: If the table has progress of the group in a later generation of a queue.
             SchemaError: If ``prepare`` was not called, or if the table was altered since or is gone.
-            OptionError: If the table has got features since with which it cannot be written.
+            OptionError: If the table has got features since, with which it cannot be written.
             OffsetError: If the table cannot be read.
         """
         what = f"The progress of group {consumer_group} in {self.path}"
@@ -214,6 +214,8 @@ class DeltaSink:
 
     def _read(self, what: str, read: Callable[[], T]) -> T:
         """Return the result of ``read``, which is repeated if it fails on remote storage.
+
+        ``what`` names in the error what cannot be read.
 
         Raises:
             OffsetError: If it still fails.
@@ -302,7 +304,7 @@ class DeltaSink:
         return SinkStanding(name, log.table.table_id, watermarks, path, later=later)
 
     def count_rows(self, from_offsets: Mapping[MessageQueue, int]) -> int | None:
-        """Count the rows of each queue at or above the given offset; return None for a table by name.
+        """Count the rows of these queues, from each queue's offset on; return None for a table by name.
 
         Raises:
             OffsetError: If the table cannot be read.
@@ -315,7 +317,8 @@ class DeltaSink:
     def watermarks(self, consumer_group: str) -> dict[QueueGeneration, int]:
         """Return the watermark (next offset without rows) of each queue of which the group ever wrote rows.
 
-        A key is a queue with the newest generation that the table has; it grows when offsets start again.
+        Each key is a queue with its newest generation in the table, a number that grows when the queue's
+        offsets start again.
 
         Raises:
             SchemaError: If there is no table.
@@ -337,21 +340,23 @@ class DeltaSink:
             ) from exc
 
     def follow_restore(self, consumer_group: str, store: OffsetStore) -> dict[MessageQueue, int]:
-        """Move the group back to its offsets in the restored version; return the queues' next offsets.
+        """After a RESTORE, move the group back so that messages whose rows are gone are consumed again.
 
-        Stop the query before you call this. It moves first the group's offsets in ``store``, then the
-        watermarks, to the offsets that the restored version had. If the table was replaced, it moves them to
-        0: before you call it, remove the group's rows from the new table. If the process is killed halfway,
-        queries still refuse the table, and this may be called again.
+        Stop the query before you call this. First the group's offsets in ``store``, then the watermarks move
+        to the values that the restored version had. Return the queues' next offsets. If the process is killed
+        halfway, queries still refuse the table, and this may be called again.
 
-        If a queue has another log by now (its topic was created again), the query reports that when it
-        starts. If the group knows of it already, and the sink has no rows of that log, the queue is consumed
-        from where the log begins.
+        If the table was replaced (REPLACE TABLE), they move to 0. Before you call this, remove the group's
+        rows from the new table.
+
+        A queue may have a new log, because its topic was created again. If the group has not noticed this
+        yet, the query reports it when it starts. If the group has noticed it, and the restored table has no
+        rows of the new log, the queue is consumed from where that log begins.
 
         Raises:
             OffsetError: If no RESTORE came after the group's last commit, if the group has added rows after
-                it, if the log does not show which version was restored, or no longer has it, or if a queue
-                was claimed or moved meanwhile; such a queue is not moved.
+                the RESTORE, or if the log does not show which version was restored, or no longer has that
+                version. Also if a queue was claimed or moved meanwhile; such a queue is not moved.
             SinkConflict: If the log no longer has the group's progress.
             OffsetStoreUnavailable, OffsetCommitConflict: If the offsets could not be moved.
             DeltaError: If the table could not be written.
@@ -396,10 +401,9 @@ class DeltaSink:
     def rewind(self, consumer_group: str, next_offsets: Mapping[MessageQueue, int]) -> int:
         """Set watermarks, after a RESTORE or to have rows written again; return the table's new version.
 
-        If ``next_offsets`` is empty, commit nothing and return the present version.
-
-        Each queue's watermark is set in the newest generation of which the table has progress. A generation
-        ends when the queue's offsets start again.
+        ``next_offsets`` are the new watermarks. If it is empty, nothing is committed, and the present version
+        is returned. Each watermark is set in the queue's newest generation of which the table has progress. A
+        new generation begins when the queue's offsets start again.
 
         Stop the query before you call this. Delete rows at or above the new watermarks first: otherwise they
         would be written a second time. If a queue's offsets began again, delete only its newer rows, chosen
@@ -439,7 +443,7 @@ class DeltaSink:
         return self._table.rewind(handle, before, SinkCommit.of(consumer_group, watermarks))
 
     def rewind_problem(self, consumer_group: str, queues: Iterable[MessageQueue]) -> str | None:
-        """Describe why :meth:`rewind` may not set watermarks of only these queues; None if it may.
+        """Describe why :meth:`rewind` must not set the watermarks of only these queues; None if it may.
 
         After a RESTORE, the watermarks of all queues of the group must be set in one commit. A commit for
         some queues would hide the RESTORE, which may have removed rows of the other queues too.

@@ -1,5 +1,6 @@
-"""A table's log with the records of sinks in it: commits of consumer groups, and RESTOREs between them.
+"""A table's log as sinks read it: commits of consumer groups with their records, and RESTOREs between them.
 
+A commit's *record* is the part of its ``userMetadata`` that a sink writes: the progress of the whole group.
 Nothing here uses Spark, so that commands can read tables without it.
 """
 
@@ -37,7 +38,7 @@ class SinkLog:
     def __init__(self, table: Snapshot, files: TaskFolder, lost_hint: str = "") -> None:
         """Start at the version of ``table``; ``files`` is the folder that tasks write to.
 
-        ``lost_hint`` is the advice for a user if a commit that was made is not in the log.
+        ``lost_hint`` ends the error for a commit that was made but is not in the log, with advice.
         """
         self.table = table
         self.files = files
@@ -64,17 +65,18 @@ class SinkLog:
     def has_commit_of(self, consumer_group: str) -> bool:
         """Return whether the log shows that the group has committed.
 
-        Each commit of a sink records a summary of the log before it, and one that names the group is enough.
-        The group's commit itself may no longer be in the log: then :meth:`newest_commit` returns None.
+        Each commit of a sink records a summary of the log before it. So any commit whose summary names the
+        group is enough, even if the log no longer has the group's own commit. Then :meth:`newest_commit`
+        returns None.
         """
         return consumer_group in self._summary(lambda seen: consumer_group in seen.commits).commits
 
     def shows_no_commit_of(self, consumer_group: str) -> bool:
-        """Return whether the log goes back to the first commit, and no commit is by the group."""
+        """Return whether the log goes back to the table's first commit and has no commit of the group."""
         return not self.has_commit_of(consumer_group) and self._seen.first == 0
 
     def shows_restores_since(self, consumer_group: str) -> bool:
-        """Return whether the log shows if there was a RESTORE since the group's newest commit.
+        """Return whether the log reaches back far enough to show a RESTORE since the group's newest commit.
 
         It does if it reaches back to that commit, to any RESTORE, or to the table's first commit.
         """
@@ -105,8 +107,8 @@ class SinkLog:
     def restored_since_last_commit(self, consumer_group: str) -> int | None:
         """Return the version of the last RESTORE if the group has made no commit since; otherwise None.
 
-        A commit counts only if its writer had read the log up to the RESTORE. A statement that replaces the
-        table counts as a RESTORE.
+        A commit of the group counts only if its writer had seen the RESTORE in the log. A statement that
+        replaces the table counts as a RESTORE.
         """
         return self._summary(lambda seen: seen.covers(consumer_group)).restored_since(consumer_group)
 
@@ -116,7 +118,7 @@ class SinkLog:
         return entry is not None and is_replacement(entry)
 
     def commit_after_restore(self, consumer_group: str) -> int | None:
-        """Return the version of the group's last commit if it follows a RESTORE that its writer missed.
+        """Return the version of the group's last commit if its writer missed a RESTORE that came before it.
 
         Otherwise return None.
         """
@@ -162,10 +164,10 @@ class SinkLog:
         return seen
 
     def before_restores(self, consumer_group: str) -> SinkLog | None:
-        """Return the log of the version that was brought back by a RESTORE after the group's last commit.
+        """Return the log as of the version that a RESTORE after the group's last commit has brought back.
 
-        Return this object if there was no RESTORE. Return None if the table was replaced: then it has no rows
-        of an earlier version.
+        Return this object if there was no such RESTORE. Return None if the table was replaced: then it has no
+        rows of an earlier version.
 
         Raises:
             DeltaError: If the log no longer has that version.
@@ -202,7 +204,7 @@ class SinkLog:
         return dict(self._recorded[1])
 
     def note_of(self, commit: SinkCommit) -> CommitNote:
-        """Return the fields and transaction ids to store with a commit on top of this object's version."""
+        """Return the fields and transaction ids to store with a commit that follows this object's version."""
         return CommitNote(
             metadata=commit.metadata(**self.record_for(commit)),
             transactions=dict(commit.watermarks),

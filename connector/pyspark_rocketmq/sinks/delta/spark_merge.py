@@ -1,7 +1,7 @@
 """Rows that Spark merges into a Delta table by a key.
 
-The rows pass through Spark's executors, which spill to disk, so a batch may have any number of them. A merge
-by delta-rs has them in the driver's memory.
+The rows pass through Spark's executors, which spill to disk, so a batch may have any number of rows. A merge
+by delta-rs holds all rows in the driver's memory.
 """
 
 from __future__ import annotations
@@ -60,8 +60,8 @@ def merge_rows(
         sql_name: The table's name in a statement.
         keys: Columns of the key.
         partition_by: Columns by which the table is partitioned.
-        order: Columns by which rows are older and newer. If rows are equal in these, the last one in the last
-            file is the newest.
+        order: Columns that order the rows of a key from the oldest to the newest. Among rows that are equal
+            in these, the last row in the last file is the newest.
         files: Names of the files, the oldest one first.
 
     Raises:

@@ -1,4 +1,4 @@
-"""Commits of a sink by Spark's own writer, for tables that delta-rs must not write, and tables by name.
+"""Commits of a sink by Spark's own writer, for tables that delta-rs must not write, and for tables by name.
 
 Spark's writer keeps constraints, generated and identity columns, column mapping, row tracking and clustering.
 It stores one transaction id per commit, but a sink needs a watermark for each queue. So a commit by Spark
@@ -54,14 +54,14 @@ A service of Databricks keeps Databricks' own writers from overwriting each othe
 _LOST_RACE = re.compile(
     r"\bConcurrent(Append|DeleteDelete|DeleteRead|Transaction|Write)Exception\b|\bDELTA_CONCURRENT_"
 )
-"""Delta's classes and conditions of errors because another commit came first.
+"""Names of Delta's errors for a commit that was refused because another one changed rows first.
 
-A commit that changed columns, properties or features has other ones.
+If the other commit changed columns, properties or features, Delta raises other errors.
 """
 
 
 class Session:
-    """Holds the Spark session that a table uses; if that was stopped, it takes another one."""
+    """Holds the Spark session that a table uses; if that session was stopped, takes another one."""
 
     def __init__(self) -> None:
         self._spark: SparkSession | None = None
@@ -75,7 +75,7 @@ class Session:
         return living_session(self._spark)
 
     def take(self) -> SparkSession | None:
-        """Return :meth:`living`, and use that session from now on."""
+        """Return the session of :meth:`living`, and use it from now on."""
         self._spark = self.living()
         return self._spark
 
@@ -154,7 +154,7 @@ def log_store_problem(
 
 
 def is_lost_race(error: Exception) -> bool:
-    """Return whether Delta refused a commit because another one came first, which changed only rows."""
+    """Return whether Delta refused a commit because another one, which changed only rows, came first."""
     # Only some sessions translate Java's class into one of Python.
     return _LOST_RACE.search(f"{type(error).__name__}: {error}") is not None
 

@@ -1,7 +1,8 @@
 """A sink's table: creation, checks, new columns, and maintenance.
 
 A table is at a path, or has a name in a catalog. Everything that depends on this is in the implementations of
-:class:`TableHome`.
+:class:`TableHome`. A *handle* is the table as one thread has opened it; a table's *form* is its columns,
+partitioning, properties and features.
 """
 
 from __future__ import annotations
@@ -159,8 +160,8 @@ class TableHome(Protocol):
     def comparable(self, form: TableForm, wanted: TableForm) -> TableForm:
         """Return the table's ``form`` without columns that Delta may compute, to compare it with ``wanted``.
 
-        A column may be computed if ``wanted`` lacks it, the table has computed columns, and ``form`` does not
-        show which these are. Without such columns return ``form`` as it is.
+        This matters only if the table has computed columns and ``form`` does not show which these are. Then
+        each column that ``wanted`` lacks may be one of them. Otherwise return ``form`` as it is.
         """
         ...
 
@@ -272,7 +273,7 @@ class PathHome:
         check_exclusive_create(self.path)
 
     def check_rows_place(self, schema: pa.Schema) -> None:
-        """Do nothing: tasks write into the table's own folder, in which each commit looks for their files."""
+        """Do nothing: tasks write to the table's own folder, and each commit looks for their files there."""
 
     def comparable(self, form: TableForm, wanted: TableForm) -> TableForm:  # noqa: ARG002 - it shows them
         """Return ``form`` as it is: it shows which columns Delta computes."""
@@ -286,7 +287,8 @@ class PathHome:
         """Check that a Spark session can read the table, and that its commits could overwrite no others.
 
         Raises:
-            OptionError: If one of the two is not so. The error names ``reasons``: why Spark must write.
+            OptionError: If no session can read it, or if commits could be overwritten. The error names
+                ``reasons``: why Spark must write.
         """
         address = self._target.find()
         if not address:
@@ -310,13 +312,16 @@ class SinkTable:
         compaction: bool = True,
         has_positions: bool = True,
     ) -> None:
-        """Set the table's home, the arguments of the sink, and whether rows have their message's position."""
+        """Set the table's home and the arguments of the sink.
+
+        ``has_positions`` says whether rows have the columns of their message's position.
+        """
         self.home = home
         self.path = home.path
         self.storage = home.storage
         self.partition_by = partition_by
         self.properties: Mapping[str, str] = {}
-        """Properties that :meth:`prepare` gives to the table if it creates it, and they fit."""
+        """Properties for a table that :meth:`prepare` creates; see :meth:`properties_for`."""
         self.merge_keys = merge_keys
         self.schema_evolution = schema_evolution
         self.compaction = compaction
@@ -385,8 +390,9 @@ class SinkTable:
     def properties_for(self, form: TableForm) -> dict[str, str]:
         """Return those of :attr:`properties` that a table of this form may have.
 
-        If Spark writes the table, or its writers delete old transaction ids, watermarks may be only in the
-        log. Then the log must be kept for longer than a group may be idle, so its retention is left out.
+        If Spark writes the table, or if writers delete old transaction ids, watermarks may be only in the
+        log. Then the log must be kept for longer than a group may be idle, so the property that shortens the
+        log's retention is left out.
         """
         has_watermarks_in_log = bool(self.home.reasons_for_spark(form)) or expires_transactions(form)
         return {
@@ -396,7 +402,7 @@ class SinkTable:
         }
 
     def _warn_of_long_log(self, form: TableForm) -> None:
-        """Log a warning if an existing table lacks properties that keep its log short, and may have them."""
+        """Log a warning if an existing table lacks properties of :meth:`properties_for`."""
         wished = self.properties_for(form)
         missing = {name: value for name, value in wished.items() if name not in form.configuration}
         if missing:
@@ -409,7 +415,7 @@ class SinkTable:
             )
 
     def _warn_of_spark(self) -> None:
-        """Log a warning if commits by Spark, such as other jobs', could overwrite those of this sink."""
+        """Log a warning if other jobs' commits by Spark could overwrite those of this sink."""
         session = self.home.session.living()
 
         def setting(name: str) -> str | None:
@@ -505,7 +511,7 @@ class SinkTable:
     def check_not_restored(self, log: SinkLog, consumer_group: str) -> None:
         """Refuse a table if a RESTORE, or a statement that replaced it, may have removed rows of the group.
 
-        It may have if it came after the group's last commit, or before it but unread by that commit's writer.
+        A RESTORE counts if it came after the group's last commit, or if that commit's writer had not seen it.
 
         Raises:
             SinkConflict: If there was such a RESTORE or statement.

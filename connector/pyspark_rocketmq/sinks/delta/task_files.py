@@ -50,12 +50,12 @@ class TaskWriter:
     table_uri: str
     """Folder that files are written to: a local path, or a storage URI that delta-rs supports."""
     schema: pa.Schema
-    """Columns to which rows are converted: the table's or, if Spark makes the commit, the rows'."""
+    """Columns to which rows are converted: those of the table or, if Spark makes the commit, of the rows."""
     partition_by: tuple[str, ...]
     watermarks: Mapping[MessageQueue, int]
     """Next offset of every queue of the batch; rows below it are already in the table."""
     fills_missing: bool = False
-    """Whether rows may lack nullable columns, which are then null."""
+    """Whether rows may lack nullable columns of ``schema``, which are then null."""
     max_file_bytes: int = 128 << 20
     """Size at which a file is finished, approximately."""
     max_file_rows: int = 1_000_000
@@ -208,9 +208,9 @@ class TaskFolder:
     def without(
         self, file: WrittenFile, schema: pa.Schema, queues: Collection[MessageQueue]
     ) -> WrittenFile | None:
-        """Return a file with the rows of ``file`` except those of ``queues``; None if no row is left.
+        """Return a file with the rows of ``file`` except those of ``queues``; None if no row remains.
 
-        If all rows are left, return ``file`` itself, otherwise a new file. ``schema`` has the columns of
+        If all rows remain, return ``file`` itself, otherwise a new file. ``schema`` has the columns of
         ``file``.
         """
         filesystem, folder = self._place()

@@ -8,10 +8,10 @@ here the watermark.  Each place may lack some watermarks, so both are read:
   that time, and all ids that older releases wrote. The record has all of them, also after the property was
   removed.
 * By default the log keeps commits, and so records, for 30 days (``delta.logRetentionDuration``). Ids stay.
-* Spark's writer stores only one id, which counts its commits. So their records are newer than the ids of
-  queues.
+* Spark's writer stores only one id, which counts its commits. So the records of these commits are newer than
+  the ids of queues.
 * delta-rs may put a commit of files after another member's commit that its writer had not read. Then the
-  ids are newer than the record. Where ids are dropped, delta-rs may not do so.
+  ids are newer than the record. This package forbids it where ids are dropped.
 
 If the table is named by a catalog, only its commits can be read, and not the ids. So each commit records the
 progress of the whole group. A commit that was made while the table was named by its path lacks this record:
@@ -21,8 +21,8 @@ If neither place has a watermark any more, that is an error: if it was taken for
 
 A commit records only the last generation of each queue, since nothing is written to earlier ones any more.
 If very many queues are idle (of deleted topics, for example), most commits of files record only what has
-changed since an earlier commit that has all queues, and name that commit. It is at most 15 minutes older.
-Logs are cleaned up by age, so it is kept almost as long.
+changed since an earlier commit that has all queues, and name that commit. The earlier commit is at most 15
+minutes older. Logs are cleaned up by age, so the log keeps it almost as long as the later one.
 
 The record's newest message of a queue is valid only if the record's watermark is also the queue's watermark.
 Otherwise the queue was moved since, by a member that stores no messages, or by one whose commit the record's
@@ -68,21 +68,21 @@ logger = masking_logger(__name__)
 WHOLE: Final = "whole"
 """Field that is true in a commit that records the watermarks of all queues that the group ever wrote."""
 _MAX_IDLE_RECORDED: Final = 64
-"""Number of idle queues above which commits leave them out; a commit records about 100 bytes per queue."""
+"""Number of idle queues above which commits leave these out; a commit records about 100 bytes per queue."""
 _LONGEST_SINCE_MS: Final = 15 * 60 * 1_000
-"""Age up to which later commits refer to one that has all queues, in milliseconds."""
+"""Maximum age, in milliseconds, of a commit with all queues to which later commits refer."""
 
 
 class RecordedProgress(NamedTuple):
-    """A group's progress as one of its commits records it; its maps are by application id."""
+    """A group's progress as one of its commits records it; the keys of the maps are application ids."""
 
     watermarks: Mapping[str, int]
     newest: Mapping[str, Any]
     """Newest message of each queue, by application id: a list of numbers as in ``RememberedMessages``."""
     whole: WholeRecord | None = None
-    """The commit that records all queues: this one, or an earlier one to which it refers.
+    """The commit that records all queues: this one, or an earlier one to which this one refers.
 
-    None if there is none, as for a group with few queues, or if it is missing.
+    None for a group with few queues, which needs no such commit, and if the earlier commit is missing.
     """
     is_whole: bool = True
     """Whether the watermarks are complete.
@@ -99,6 +99,7 @@ class WholeRecord(NamedTuple):
 
     version: int
     at_ms: int
+    """Time of the commit, in milliseconds."""
     watermarks: Mapping[str, int]
     newest: Mapping[str, Any]
 
@@ -171,7 +172,7 @@ class GroupCommit:
     ) -> GroupCommit:
         """Return a group's progress by the table's transaction ids and the record of the group's last commit.
 
-        Where they differ, the ids are right. But if the record has the form of Spark's commits
+        Where ids and record differ, the ids are right. But if the record has the form of Spark's commits
         (``WATERMARKS``), the record is right.
 
         Args:
@@ -245,8 +246,8 @@ def _record(watermarks: Mapping[str, int], newest: Mapping[str, Any]) -> dict[st
 def records_progress(entry: Mapping[str, Any], whole_entry: Mapping[str, Any] | None = None) -> bool:
     """Return whether a commit records the progress of its whole group; commits of older releases do not.
 
-    If the commit records only changes since another one, ``whole_entry`` is the log entry of that one. False
-    if it is needed and None.
+    If the commit records only changes since another one, ``whole_entry`` is the log entry of that other
+    commit. If it is then None, return False.
     """
     return WATERMARKS in own_metadata(entry) or read_record(entry, whole_entry).is_whole
 
@@ -260,8 +261,8 @@ def read_progress(
         log: The table's log, at the version in question.
         consumer_group: The group.
         generations: Queues whose progress is needed, each with the number of its generation. They are used
-            only if the table's transaction ids cannot be listed: then those of these queues are looked up by
-            name.
+            only if the table's transaction ids cannot be listed: then the ids of these queues are looked up
+            one by one.
 
     Raises:
         SinkConflict: If the progress is no longer in the log, or cannot be read.
@@ -293,7 +294,7 @@ def _stored_ids(
 ) -> dict[str, int]:
     """Return the group's transaction ids with their versions (watermarks).
 
-    If the ids cannot be listed, only those of ``generations`` are looked up, by name.
+    If the ids cannot be listed, only those of ``generations`` are looked up, one by one.
 
     Raises:
         OSError, ValueError, KeyError: If the ids cannot be listed, and ``generations`` is empty.
@@ -359,8 +360,8 @@ def _ids_by_path(log: SinkLog, consumer_group: str) -> dict[str, int] | None:
 def last_known_progress(log: SinkLog, consumer_group: str) -> GroupCommit:
     """Return the group's progress for an operator who is about to set watermarks.
 
-    Where :func:`read_progress` would raise SinkConflict, leave out the watermarks that are no longer in the
-    log.
+    Where :func:`read_progress` would raise SinkConflict, return the progress without the watermarks that are
+    no longer in the log.
     """
     try:
         known = read_progress(log, consumer_group)
@@ -405,7 +406,7 @@ class QueueProgress(NamedTuple):
     """Queues of which the table has progress in a later generation than the caller names."""
 
     def record_of(self, queue: MessageQueue, generation: int) -> SinkRecord:
-        """Return the progress in one queue, of which the caller has named this generation."""
+        """Return the progress in one queue, in the ``generation`` that the caller has named."""
         newest = RememberedMessages.from_text(self.newest.get(queue, ""))
         return SinkRecord(generation, self.watermarks.get(queue, 0), newest)
 
