@@ -61,13 +61,13 @@ logger = logging.getLogger(__name__)
 
 
 class Merge(Protocol):
-    """Makes the MERGE of one batch, on one version of the table: first its rows, then the commit."""
+    """Makes the MERGE of one batch for one version of the table: first the MERGE's rows, then its commit."""
 
     def of_share(self, number: int) -> pa.Table:
-        """Return the rows for the MERGE of one share: the changes of a part of the batch's keys.
+        """Return the MERGE's rows for one share of the batch's keys; ``number`` counts from 0.
 
-        A large batch is divided by its keys into shares; ``number`` counts from 0. First record facts of
-        these changes that the table will not show, such as deletions.
+        A large batch is divided by its keys into shares. Before it returns, this records what the table will
+        not show of the share's changes, such as deletions.
         """
         ...
 
@@ -78,9 +78,10 @@ class Merge(Protocol):
         table: DeltaTable,
         properties: CommitProperties,
     ) -> None:
-        """Commit the MERGE of ``source``, whose keys all meet ``keys_between``.
+        """Commit the MERGE of the rows in ``source``.
 
-        That text is appended to the MERGE's condition: it begins with a space and ``AND``, or is empty.
+        ``keys_between`` is a condition that all their keys meet. It is appended to the MERGE's condition, so
+        it begins with a space and ``AND``, or is empty.
         """
         ...
 
@@ -95,9 +96,9 @@ class ChangeAppender:
     made_for: Callable[[TableSnapshot, BatchChanges], Merge]
     """Returns the MERGE of a batch for one version of the table."""
     unmerged: set[str]
-    """Columns that were added for changes which are not merged yet; the appenders of a sink share this set.
+    """Columns that were added for changes which are not merged yet.
 
-    If the merge is tried again, the table already has these columns.
+    If the merge is tried again, the table already has these columns. The appenders of a sink share this set.
     """
 
     @property
@@ -179,7 +180,7 @@ class RowMerge:
         )
 
     def of_share(self, number: int) -> pa.Table:
-        """Return the rows for the MERGE of one share: the changes of a part of the batch's keys.
+        """Return the MERGE's rows for one share, a part of the batch's keys.
 
         First record the share's deletions, unless the table keeps deleted rows.
         """

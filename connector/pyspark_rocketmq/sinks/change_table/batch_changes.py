@@ -1,9 +1,10 @@
 """The changes of a batch, which tasks have written into files: they are checked, then read by key.
 
-A large batch is divided by its keys into *shares*; only one of them is in memory at a time. The source of its
-MERGE is not in memory as a whole, either.
+A large batch is divided by its keys into *shares*; only one share is in memory at a time. The rows for the
+MERGE are then in a temporary file, so they are not in memory as a whole, either.
 
-A *place* is where a change comes in the order of its table's changes (``effects.Order``).
+A *place* is where a change comes in the order of its table's changes (``effects.Order``). It contains the
+change's *position* in the source's log, a list of numbers, if the message has one.
 """
 
 from __future__ import annotations
@@ -70,14 +71,17 @@ _ROWS: Final = frozenset({Operation.INSERT.value, Operation.UPDATE.value, _SNAPS
 """Operations whose changes have the columns of a row."""
 _SOURCES: Final = (SOURCE_DATABASE, SOURCE_TABLE)
 FINAL: Final = frozenset({_TRUNCATE, SCHEMA})
-"""Operations that end the query if they cannot be applied, even if other such changes are put aside."""
+"""Operations that end the query if they cannot be applied, even with ``bad_changes="keep"``."""
 _COLUMNS, _FROM_FIRST_ROW = "rocketmq.columns", "first row"
-"""Property, and its value, of a table whose first row had no columns besides the key."""
+"""Property, and its value, of a table whose first row had no columns besides the key's.
+
+Without the property, a table with only these columns counts as one that has had no row yet.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ChangeRules:
-    """Settings of a change table."""
+    """Settings of a change table, as the commits of its changes need them."""
 
     keys: tuple[str, ...]
     keeps_deleted: bool
@@ -85,7 +89,7 @@ class ChangeRules:
     stops_at_bad_changes: bool
     """Whether the query ends at a change that cannot be applied."""
     kept_days: int
-    """Days for which a recorded deletion, or change that no version of its row shows, is kept at least."""
+    """Minimum days for which deletions, and changes that no version of their row shows, stay recorded."""
     today: Callable[[], date]
     schema_changes: str = LENIENT
     """Treatment of columns that the table lacks: see ``ChangeTable``."""
@@ -115,7 +119,7 @@ class BatchChanges:
         types = {name: type_ddl(type_) for name, type_ in table.form().column_types.items()}
         self._whole = WholeChanges(table.arrow_schema, types, rules.schema_changes)
         self._kept: list[pa.Table] | None = None
-        """The batch's changes once they are read, if its keys are only one share; otherwise None."""
+        """The batch's changes, kept once they are read if the keys are a single share; otherwise None."""
         self.folder: Final = table.location.rstrip("/")
         self.schema: Final = table.arrow_schema
         self.columns: Final = rules.columns_of(self.schema)
@@ -124,7 +128,7 @@ class BatchChanges:
         self._sources: Final = [name for name in _SOURCES if name in rules.keys]
         """Key columns that name the source's table; empty unless several tables are merged into this one."""
         self._highest: dict[Key, Order] = {}
-        """The highest place of a change, by source, without rows of snapshots; set by :meth:`check`."""
+        """The highest place of each source's changes, except rows of snapshots; set by :meth:`check`."""
         self.truncations: dict[Order, datetime | None] = {}
         """Times of the batch's truncations by their places, None if unknown; set by :meth:`check`."""
 
@@ -148,7 +152,9 @@ class BatchChanges:
         )
 
     def check(self) -> None:
-        """Note the batch's truncations; write changes that cannot be applied into a table beside this one.
+        """Check all changes, before they are merged, and note the batch's truncations.
+
+        Changes that cannot be applied are written into a table beside this one.
 
         Raises:
             SinkConflict: If there is such a change, and the rules stop at it or its operation is one of
@@ -162,10 +168,10 @@ class BatchChanges:
     def _check_positions(self) -> None:
         """Refuse positions in the source's log that cannot be compared with the table's.
 
-        A position has one or more parts, which are numbers. If all of the batch's positions are lower than
-        the table's highest one and have another number of parts, the envelope or the source has changed, and
-        all changes would count as old. In a merged table, positions are compared for each source separately,
-        since each has a log of its own.
+        A position is a list of numbers. If all of the batch's positions are lower than the table's highest
+        one, and have more or fewer numbers, the envelope or the source has changed. Then all changes would
+        count as old. In a table with the rows of several sources, each source has a log of its own, so the
+        positions are compared for each source separately.
 
         Raises:
             SinkConflict: If there are such positions.
@@ -189,11 +195,11 @@ class BatchChanges:
             )
 
     def _refuting_rows(self, lower: Mapping[Key, Order]) -> Iterator[tuple[Key, Order]]:
-        """Yield each source of which the table has a higher position with another number of parts.
+        """Yield each source whose positions cannot be compared with the table's, and the table's position.
 
-        The table's position is yielded, too. ``lower`` has the highest place of the batch's changes by
-        source, at least one. Reading files ends when the table has, for each source, a position with as many
-        parts as the batch's.
+        The table then has a higher position of the source, with another number of parts. ``lower`` has the
+        highest place of the batch's changes by source, of one source at least. Files are read until the table
+        has shown, for each source, a position with as many parts as the batch's.
         """
         undecided = dict(lower)
         names = [*self._sources, POSITION]
@@ -241,10 +247,10 @@ class BatchChanges:
                 yield bad
 
     def _counting(self, bad: pa.Table) -> pa.Table:
-        """Return ``bad`` without statements that only remove columns which the table lacks.
+        """Return ``bad`` without statements that only remove columns which the table lacks anyway.
 
-        It counts as lacking a column that it has only because of these changes: rows from before the
-        statement may have brought the column back after its user had removed it. Names may differ in case.
+        A column that the table has only because of this batch counts as lacking: a row from before the
+        statement may have added it again, after the user had removed it. Names may differ in case.
         """
         names = {name.lower() for name in (*self.columns.keys, *self.columns.others)}
         names -= {name.lower() for name in self._new}
@@ -255,7 +261,7 @@ class BatchChanges:
         return bad.filter(pa.array(counts, pa.bool_()))
 
     def share(self, number: int) -> pa.Table:
-        """Return the changes of one share: the part ``number``, from 0, of the batch's keys.
+        """Return the changes of one share of the batch's keys; ``number`` counts from 0.
 
         Truncations and changes that cannot be applied are left out.
         """
@@ -269,7 +275,7 @@ class BatchChanges:
             yield keyed.filter(self.in_share(keyed, number))
 
     def in_share(self, rows: pa.Table, number: int) -> pa.Array:
-        """Return for each row whether its key is in share ``number``, a part of the batch's keys."""
+        """Return for each row whether its key is in the share with this number."""
         if self.shares == 1:
             return pa.repeat(pa.scalar(True), len(rows))
         keys = keys_of(rows, self.columns.keys)
@@ -282,14 +288,14 @@ class BatchChanges:
     def spooled(
         self, source_of: Callable[[int], pa.Table], spools: ExitStack
     ) -> tuple[pa.RecordBatchReader, str]:
-        """Return the rows for the MERGE, and a condition on their keys by which it leaves out files.
+        """Return the rows for the MERGE, and a condition on their keys, by which the MERGE reads fewer files.
 
-        The condition is an empty text if there are several shares (parts of the keys), or if none is
-        possible.
+        The condition is an empty text if there are several shares, or if none is possible. With several
+        shares, a temporary file holds the rows.
 
         Args:
-            source_of: Function that returns the rows of the share with a number.
-            spools: Closes the temporary file that holds the rows if there are several shares.
+            source_of: Function that returns the MERGE's rows for the share with a number.
+            spools: Closes the temporary file.
         """
         first, *others = range(self.shares)
         one = source_of(first)
@@ -304,7 +310,7 @@ class BatchChanges:
         return pa.ipc.open_stream(spool), ""
 
     def commit(self, merge: Callable[[DeltaTable, CommitProperties], object], note: CommitNote) -> None:
-        """Let a MERGE make the commit directly after the version that the batch is for.
+        """Let ``merge`` make its commit directly after the version of the table that the batch is for.
 
         Raises:
             SinkConflict: If a row would have null in a column that cannot be null.
@@ -354,7 +360,7 @@ def _highest_of(rows: pa.Table, sources: Sequence[str]) -> dict[Key, Order]:
 
 
 def _is_refuted(at: Order, stored: Order) -> bool:
-    """Return whether place ``at`` is lower than ``stored``, and its position has another number of parts."""
+    """Return whether place ``at`` is lower than ``stored``, and has a position of another number of parts."""
     return at < stored and parts_in(at) != parts_in(stored)
 
 
@@ -377,7 +383,7 @@ def bad_changes_error(place: str, bad: pa.Table) -> SinkConflict:
 
 
 def keep_properties(table: TableSnapshot, wanted: Mapping[str, str]) -> Mapping[str, str]:
-    """Give a table those of the ``wanted`` properties that it lacks, and return all that it has then.
+    """Give a table those of the ``wanted`` properties that it lacks, and return all its properties.
 
     Properties that the table has already keep their values.
 
@@ -407,11 +413,11 @@ def keep_properties(table: TableSnapshot, wanted: Mapping[str, str]) -> Mapping[
 def add_new_columns(table: TableSnapshot, changes: ChangeRows, rules: ChangeRules, names: set[str]) -> None:
     """Add the columns that changes have and a table lacks; a batch that is repeated finds them there.
 
-    If ``rules`` forbid new columns, a table gets only those of its first rows. It may have been created
-    before them with only the key's columns, by a deletion.
+    If ``rules`` forbid new columns, a table gets only those of its first row. This is needed if a deletion
+    came first, and created the table with only the key's columns.
 
-    ``names`` gets the names of the columns, also if the outcome of the commit is unknown, but not if
-    ``rules`` forbid new ones.
+    The names of the added columns are put into ``names``, also if the outcome of the commit is unknown, but
+    not if ``rules`` forbid new columns.
 
     Raises:
         FileExistsError: If another commit came first, or may have.
@@ -441,7 +447,7 @@ def add_new_columns(table: TableSnapshot, changes: ChangeRows, rules: ChangeRule
 
 
 def _has_its_columns(table: TableSnapshot, rules: ChangeRules) -> bool:
-    """Return whether the table has the columns of its first row, even if these are only the key's."""
+    """Return whether the table already has the columns of its first row, even if these are only the key's."""
     return bool(rules.columns_of(table.arrow_schema).others) or _COLUMNS in table.form().configuration
 
 

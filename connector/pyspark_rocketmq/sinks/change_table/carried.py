@@ -1,7 +1,8 @@
 """Values of columns that a query did not have when it started, as JSON text with their types.
 
-A task derives the type of a value only from its message (:attr:`~.change.Change.types`). So every task that
-reads the message derives the same type. An example: ``{"note": ["string", "x"], "size": ["int", 7]}``
+A row *carries* such values in a column of text: ``{"note": ["string", "x"], "size": ["int", 7]}``. A task
+derives the type of a value only from its message (:attr:`~.change.Change.types`). So every task that reads
+the message derives the same type.
 """
 
 from __future__ import annotations
@@ -54,14 +55,14 @@ def type_of(name: str, types: Mapping[str, SourceType]) -> str:
 
 
 def _is_unknown(source: SourceType) -> bool:
-    """Return whether a type is an array whose elements have no type."""
+    """Return whether a type is an array whose elements' type is unknown."""
     if source.kind is not Kind.ARRAY:
         return False
     return source.element is None or _is_unknown(source.element)
 
 
 def carried(values: Mapping[str, Any], types: Mapping[str, SourceType]) -> str:
-    """Return values by column as a JSON text, each with its type: ``{"size":["int",7]}``.
+    """Return the JSON text of values by column, each with its type: ``{"size":["int",7]}``.
 
     Raises:
         ValueError: If a value is bytes and its type is unknown, or if it is nested too deeply.
@@ -72,7 +73,7 @@ def carried(values: Mapping[str, Any], types: Mapping[str, SourceType]) -> str:
 
 
 def carried_values(text: str) -> dict[str, tuple[str, Any]]:
-    """Return type and value by column, from the text of :func:`carried`."""
+    """Return the type and the value of each column in a text of :func:`carried`."""
     return {name: (type_, _value(stored, type_)) for name, (type_, stored) in json.loads(text).items()}
 
 
@@ -80,7 +81,7 @@ def arrow_type(type_: str) -> pa.DataType:
     """Return the Arrow type of a type by its name in Spark's DDL.
 
     Raises:
-        KeyError: If it is not a type that :attr:`SourceType.spark` returns.
+        KeyError: If the name is not one that :attr:`SourceType.spark` returns.
     """
     if found := _DECIMAL.fullmatch(type_):
         return pa.decimal128(int(found[1]), int(found[2]))

@@ -20,19 +20,19 @@ PROBLEM: Final = "__problem"
 BODY: Final = "__body"
 """Column with the body of a message that cannot be applied; null for others."""
 MORE: Final = "__more"
-"""Column with values that have no column in the row, as a text of ``carried.carried``; null for most changes.
+"""Column for values that have no column in the row, as a text of ``carried.carried``; null for most changes.
 
-They are values of columns that the query did not have when it started; and NaN, which would become null in
-its own column.
+Such values are those of columns that the query did not have when it started. NaN is put here, too, since it
+would become null in its own column.
 """
 SCHEMA: Final = "schema"
 """Operation of a row that stands for a change of the source's schema, and ends the query.
 
 ``PROBLEM`` has the reason. If an SQL statement dropped or renamed columns, ``ABSENT`` has their names. Then
-the query ends only if the table has one of them.
+the query ends only if the table has one of these columns.
 """
 TARGET: Final = "__target"
-"""Column with the folder of the table of a change; empty if unknown. Only for ``ChangeTables``."""
+"""Column with the folder of the table that gets a change; empty if unknown. Only for ``ChangeTables``."""
 KEYS: Final = "__keys"
 """Column with the names of the key's columns as a JSON list. Only for ``ChangeTables``.
 
@@ -41,17 +41,17 @@ Null for a truncation, and for a change that cannot be applied.
 DAY: Final = "__day"
 """Column with the day on which a row was recorded, in a table beside a change table."""
 SOURCE: Final = "__source"
-"""Column with the source's table, as text of ``routes.Routed.source``. Only for ``ChangeTables``."""
+"""Column with the source's table, as a text of ``routes.Routed.source``. Only for ``ChangeTables``."""
 HIDDEN: Final = frozenset({POSITION, OLDER, DELETED, *(field.name for field in HISTORY_FIELDS)})
 """Columns that a change table may have besides those of the source's table."""
 _RESERVED: Final = frozenset(name.lower() for name in {*HIDDEN, OPERATION, ABSENT, TIME, EFFECT, DAY, OTHERS})
-"""Names, in small letters, that no column of the source may have, since the sink uses them.
+"""Names, in lower case, that no column of the source may have, since the sink uses them itself.
 
-The sink adds columns of these names to a table, or to changes while they are applied. One name stands for
-several columns in ``OLDER``.
+The sink adds columns with these names to a table, or to changes while they are applied. One of the names,
+``effects.OTHERS``, stands for several columns in texts of ``OLDER``.
 """
 _PREFIX: Final = "of_"
-"""Prefix of the table's columns in rows of changes, so that none has the name of another column there."""
+"""Prefix of the table's columns in rows of changes, so that their names differ from other columns' there."""
 
 
 def change_columns(table: Iterable[pa.Field]) -> list[pa.Field]:
@@ -69,7 +69,7 @@ def change_columns(table: Iterable[pa.Field]) -> list[pa.Field]:
 
 
 def is_reserved(name: str) -> bool:
-    """Return whether the source must not use this name, in upper or lower case, since the sink does."""
+    """Return whether the sink itself uses this name, in any case of letters, so no column may have it."""
     return name.lower() in _RESERVED
 
 
@@ -80,7 +80,7 @@ def routed_columns() -> pa.Schema:
 
 
 def change_schema(table: Iterable[pa.Field]) -> pa.Schema:
-    """Return all columns of a change to a table with the columns ``table``, also its message's position."""
+    """Return all columns of a change, with its message's position; ``table`` has the columns of the table."""
     return pa.schema([*POSITION_FIELDS, *change_columns(table)])
 
 
@@ -90,9 +90,9 @@ def value_column(name: str) -> str:
 
 
 def keyed_rows(changes: pa.Table, columns: Collection[str]) -> pa.Table:
-    """Return changes with few columns: place, operation, absent columns, time, and the values of ``columns``.
+    """Return changes with few columns: place, operation, absent columns, time, and those in ``columns``.
 
-    The values have the names of the table's columns, without the prefix ``of_``.
+    The columns of the table get back their own names, without the prefix ``of_``.
     """
     chosen = changes.select([POSITION, OPERATION, ABSENT, TIME, *map(value_column, columns)])
     return chosen.rename_columns([POSITION, OPERATION, ABSENT, TIME, *columns])

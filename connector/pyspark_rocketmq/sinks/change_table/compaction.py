@@ -1,9 +1,11 @@
 """A batch's changes, compacted to one row per key, as the source of a MERGE.
 
 Values stay in Arrow: :mod:`pyspark_rocketmq.change_data.effects` decides which row has the value of a column,
-and the values are taken from there. Most changes have all values, and nothing else is known of their keys
-(:class:`DividedChanges`): then the newest change of a key is its row, which Arrow finds for all keys at the
-same time.
+and the values are taken from there. Most changes have all values, and their keys have no other facts, such as
+a deletion. Then the newest change of a key is the key's row, which Arrow finds for all keys at the same time
+(:class:`DividedChanges`).
+
+A *place* is where a change comes in the order of its table's changes (``effects.Order``).
 """
 
 from __future__ import annotations
@@ -31,11 +33,11 @@ from pyspark_rocketmq.change_data.effects import (
 )
 
 POSITION: Final = "__position"
-"""Column with a place in the order of all changes: that of a change, or of the newest change in a row."""
+"""Column with the place of a change; in a table, with the place of the newest change in the row."""
 OLDER: Final = "__older"
-"""Column with the places of the values in a row that are older than its newest change.
+"""Column with the places of those values in a row that are older than the row's newest change.
 
-It is a text of ``effects.older_text``; null if no value is older.
+The places are a text of ``effects.older_text``; null if no value is older.
 """
 DELETED: Final = "__deleted"
 """Column that marks deleted rows, in a table that keeps them."""
@@ -44,25 +46,25 @@ OPERATION: Final = "__operation"
 ABSENT: Final = "__absent"
 """Column of a change with the names of the columns whose values it lacks; null if it has all."""
 EFFECT: Final = "__effect"
-"""Column of the source of a MERGE with an :class:`Effect`."""
+"""Column of a MERGE's source with the :class:`Effect` of each row."""
 
 _RANK: Final = "__rank"
 UNPLACED: Final[Order] = " "
-"""Place of a row that the table had before it was a change table: below every change's."""
+"""Place of a row that the table had before it was a change table: lower than that of every change."""
 
 Key = tuple[Any, ...]
 """Values of the key's columns, as the Python objects that Arrow returns for them."""
 
 
 class Effect(StrEnum):
-    """The effect that a row of the source of a MERGE has on the table."""
+    """The effect that a row of a MERGE's source has on the table's row with the same key."""
 
     ROW = "row"
-    """Replace a row that is older, or insert the row."""
+    """Replace the table's row if that is older; insert the row if the table has none."""
     FINAL = "final"
-    """Replace the table's row in any case, or insert the row: it contains what was read from the table."""
+    """Replace the table's row, or insert the row. It already contains what was read from the table's row."""
     DELETE = "delete"
-    """Delete a row that is not newer."""
+    """Delete the table's row unless that is newer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,7 +86,7 @@ class TableColumns:
 
 @dataclass(slots=True)
 class KeyedChanges:
-    """Changes of a batch by their keys; truncations, which have no key, are not among them."""
+    """Changes of a batch by their keys. Truncations are left out, because they have no key."""
 
     columns: TableColumns
     rows: pa.Table
@@ -109,12 +111,12 @@ class KeyedChanges:
 
     @property
     def unfinished(self) -> list[Key]:
-        """The keys whose rows in the table must be read before a MERGE, to decide their state.
+        """The keys whose rows in the table must be read before a MERGE, to decide the new row.
 
         They have a change without all values, or a deletion if deleted rows stay in the table.
 
-        The table's row of another key must be read, too, if it has values that are older than its newest
-        change (:data:`OLDER`), and its key is among the changes or the batch has a truncation.
+        The list does not name all rows to read. A row with values that are older than its newest change
+        (:data:`OLDER`) must be read, too, if its key is among the changes or the batch has a truncation.
         """
         return [
             key
@@ -125,17 +127,19 @@ class KeyedChanges:
 
 @dataclass(frozen=True, slots=True)
 class DividedChanges:
-    """Changes with a key, divided into those that :func:`merge_source` and :func:`whole_source` take."""
+    """Changes with a key, divided into two parts: one is compacted key by key, the other quickly by Arrow.
+
+    :func:`merge_source` takes the part :attr:`rows`, and :func:`whole_source` the part :attr:`whole`.
+    """
 
     rows: pa.Table
     """All changes of keys that have a deletion, a change without all values, or a change before a truncation.
 
-    Also all changes of keys of which something else is known: see :meth:`of`.
-
-    There may be changes of other keys among them: see :func:`has_keys_of`.
+    Also all changes of the keys ``others`` of :meth:`of`. Changes of further keys may be among them: see
+    :func:`has_keys_of`.
     """
     whole: pa.Table
-    """All changes of all other keys."""
+    """All changes of all other keys: the newest one of a key is the key's row."""
 
     @classmethod
     def of(cls, columns: TableColumns, rows: pa.Table, others: pa.Table, floor: Order) -> DividedChanges:
@@ -144,8 +148,8 @@ class DividedChanges:
         Args:
             columns: Columns of the table.
             rows: Changes with a key.
-            others: Keys of which something else is known, a row of the table or a deletion: their changes go
-                into ``rows`` of the result.
+            others: Keys with a row that was read from the table, or with a recorded deletion. Their changes
+                go into ``rows`` of the result.
             floor: Place of the last truncation in the order of changes; ``LOWEST`` without one.
         """
         is_whole = pc.equal(pc.fill_null(pc.list_value_length(rows[ABSENT]), 0), 0)
@@ -190,9 +194,9 @@ def keys_of(rows: pa.Table, names: Sequence[str]) -> Iterator[Key]:
 
 
 def has_keys_of(rows: pa.Table, keys: pa.Table) -> pa.Array:
-    """Return for each row whether each value of its key is in the same column of ``keys``.
+    """Return for each row whether it may have one of the ``keys``: a quick test, one column at a time.
 
-    That is so for each row with one of the keys, but also for a row that mixes the values of several keys.
+    It is true for each row with one of the keys, but also for a row that mixes values of several keys.
     """
     found = pa.repeat(pa.scalar(True), len(rows))
     for name in keys.column_names:
@@ -201,9 +205,9 @@ def has_keys_of(rows: pa.Table, keys: pa.Table) -> pa.Array:
 
 
 def share_of(key: Key, shares: int) -> int:
-    """Return the number, from 0, of the share that a key is in: the same in every process.
+    """Return the number, from 0, of the share that a key belongs to; the same in every process.
 
-    ``shares`` is the number of parts into which a large batch is divided by its keys.
+    ``shares`` is the number of shares into which a large batch is divided by its keys.
     """
     return zlib.crc32(repr(key).encode()) % shares
 
@@ -239,9 +243,9 @@ def merge_source(
 
 
 def stored_facts(stored: pa.Table, first: int) -> Iterator[Fact]:
-    """Yield a ``Fact`` for each row read from the table: places of its values, and of its deletion.
+    """Yield a ``Fact`` for each row read from the table, with the places of its values and its deletion.
 
-    ``Fact.row`` counts from ``first`` on.
+    ``Fact.row`` is the number of the row, counted from ``first`` on.
     """
     deleted = stored[DELETED].to_pylist() if DELETED in stored.column_names else [False] * len(stored)
     rows = zip(stored[POSITION].to_pylist(), stored[OLDER].to_pylist(), deleted, strict=True)
@@ -255,7 +259,7 @@ def _with_hidden(columns: TableColumns, tables: Iterable[pa.Table]) -> list[pa.T
 
 
 class _Source:
-    """Collects the source of a MERGE: the numbers of the rows from which its values are taken at the end."""
+    """Collects the rows of a MERGE's source: for each value, the number of the row that it is taken from."""
 
     def __init__(self, columns: TableColumns, rows: pa.Table) -> None:
         self._columns = columns
@@ -266,9 +270,9 @@ class _Source:
         self._hidden: dict[str, list[Any]] = {name: [] for name in (POSITION, OLDER, DELETED, EFFECT)}
 
     def add(self, state: RowState, facts: Sequence[Fact], *, is_read: bool) -> None:
-        """Add a key's state, unless the table's row is already in it.
+        """Add a key's new state, unless the table's row is already in this state.
 
-        ``is_read`` means that this row was read; then the last of ``facts`` is of it.
+        ``is_read`` says whether the table's row was read. Then the last of ``facts`` belongs to that row.
         """
         if is_read and _is_as_stored(state, facts[-1]):
             return

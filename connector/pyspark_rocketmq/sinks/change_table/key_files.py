@@ -1,4 +1,4 @@
-"""The condition by which files without certain keys are left out."""
+"""A condition on files, by which a reader leaves out files that have none of certain keys."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ def may_have_keys(keys: Collection[Key], columns: pa.Schema, stored: pa.Schema |
     Args:
         keys: Values of the key's columns.
         columns: The key's columns.
-        stored: Columns of the files, if some may be of another type.
+        stored: Columns of the files. A column that has another type there is not tested. None if all types
+            are those of ``columns``.
     """
     return _may_have(lambda place, type_: pa.array([key[place] for key in keys], type_), columns, stored)
 

@@ -1,4 +1,4 @@
-"""Columns that come up while a query runs: which ones to add to the table, and how changes get all columns.
+"""Columns that a source's table gets while a query runs, and how changes get all columns of the sink's table.
 
 Columns are matched by name in each message. If a message has columns that the query did not have when it
 started, the task writes their values into one column of text
@@ -29,7 +29,7 @@ from pyspark_rocketmq.sinks.change_table.compaction import ABSENT, OPERATION
 LENIENT, IGNORE, EXCEPTION = "lenient", "ignore", "exception"
 """Some of the values of the setting ``schema_changes``."""
 KEEPING_COLUMNS: Final = frozenset({IGNORE, EXCEPTION})
-"""Values with which a table gets no new columns."""
+"""Values of the setting ``schema_changes`` with which a table gets no new columns."""
 _FORBIDDEN: Final = frozenset(" ,;{}()\n\t=")
 """Characters that Delta forbids in names."""
 
@@ -52,7 +52,7 @@ def name_problem(name: str, known: Iterable[str]) -> str | None:
 def columns_to_add(
     changes: Iterable[pa.Table], known: Sequence[str], keys: Collection[str] = ()
 ) -> dict[str, str]:
-    """Return name and type, in Spark's DDL, of the columns that changes have and a table lacks.
+    """Return the columns that changes have and a table lacks: the type of each in Spark's DDL, by name.
 
     Columns with a :func:`name_problem` are left out.
 
@@ -81,7 +81,7 @@ def fields_of(columns: Mapping[str, str]) -> pa.Schema:
 
 
 def _carried_by(rows: pa.Table) -> list[dict[str, tuple[str, Any]]]:
-    """Return the type and value by column that each change has in ``MORE``; an empty list if none has any."""
+    """Return the type and value by column that each change has in ``MORE``; an empty list if all are null."""
     if MORE not in rows.column_names or rows[MORE].null_count == len(rows):
         return []
     return [{} if text is None else carried_values(text) for text in rows[MORE].to_pylist()]
@@ -101,9 +101,9 @@ class WholeChanges:
     def of(self, rows: pa.Table) -> pa.Table:
         """Return changes with all columns.
 
-        If the table lacks a value's column, or the value does not fit it, the change gets the reason in
-        ``PROBLEM``; with ``schema_changes='ignore'``, values without a column are dropped. Columns that an
-        update does not carry are added to the update's ``ABSENT``, so they keep their values.
+        If the table lacks a value's column, or the value does not fit the column, the change gets the reason
+        in ``PROBLEM``. But with ``schema_changes='ignore'``, values without a column are dropped. Columns of
+        which an update has no value are added to the update's ``ABSENT``, so the row keeps its values there.
         """
         missing = [
             field
@@ -175,7 +175,7 @@ def _with_column(rows: pa.Table, name: str, values: pa.Array) -> pa.Table:
 
 
 def unknown_column(name: str, type_: str) -> str:
-    """Return the reason for which the query ends at a column that a table lacks, with the remedy."""
+    """Return the reason why the query ends at a column that the table lacks, with the remedy."""
     return (
         f"The source's table has the column {name} ({type_}), which the table lacks. Add it (ALTER TABLE ... "
         "ADD COLUMN), or have it added: schema_changes='lenient'"

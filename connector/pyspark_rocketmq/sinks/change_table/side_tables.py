@@ -1,10 +1,13 @@
 """Tables beside a change table, in folders that its VACUUM ignores: deletions, past and bad changes.
 
+They hold what the change table itself does not show. For example, once a row is deleted, an older insert of
+it may still come, and must not create the row again.
+
 A deletion has happened in the source, even if the batch fails. So it is recorded before the commit that
 applies it, in a table whose rows are removed only when they are old. If the batch is killed in between, or
-repeated, it records the deletion again, which changes nothing: a reader takes the highest deletion of each
-key. A change that no version of its row shows (``change_data/history.py``) is recorded in the same way; a
-reader takes all such changes.
+repeated, it records the deletion again, which does no harm: a reader takes the highest deletion of each key.
+A change that no version of its row shows (``change_data/history.py``) is recorded in the same way; a reader
+takes all such changes.
 
 A *place* is where a change comes in the order of its table's changes (``effects.Order``).
 """
@@ -70,11 +73,11 @@ class RecentRows:
     uri: str
     storage: StorageOptions
     kept_days: int
-    """Days for which a row is kept; a later compaction removes it."""
+    """Days for which a row is kept at least; then a compaction removes it."""
     today: Callable[[], date]
 
     def append(self, rows: pa.Table) -> None:
-        """Add rows. The table gets the columns that it lacks, and the rows' type for columns of another type.
+        """Add rows. The table gets columns that it lacks; a column of another type gets the type in the rows.
 
         Raises:
             FileExistsError: If the table gets new types, and another commit came first.
@@ -95,7 +98,7 @@ class RecentRows:
     def _give_types(self, table: DeltaTable, columns: pa.Schema) -> None:
         """Rewrite all stored rows in the types of ``columns``, unless they have these types already.
 
-        They have others once the change table was rewritten with other types.
+        The types differ if the change table was rewritten with other types.
 
         Raises:
             FileExistsError: If another commit came first.
@@ -133,7 +136,7 @@ class RecentRows:
             return None
 
     def _maintain(self, version: int) -> None:
-        """Join small files from time to time, and forget old rows; another writer may do it as well."""
+        """Join small files from time to time, and remove old rows; another writer may do so, too."""
         if version % _COMPACT_EVERY:
             return
         try:
@@ -172,16 +175,16 @@ def _nullable(schema: pa.Schema) -> pa.Schema:
 
 @dataclass(frozen=True, kw_only=True)
 class Deletions:
-    """The deletions of the last days; one may be there twice. A row without a key is a truncation."""
+    """The deletions of the last days. One may be there twice; a row without a key is a truncation."""
 
     recent: RecentRows
     keys: pa.Schema
     """Columns of the key."""
 
     def record(self, deletions: Mapping[Key, Order], truncated_at: Order = LOWEST) -> None:
-        """Record the last deletion of each key, and a truncation unless ``truncated_at`` is ``LOWEST``.
+        """Record the place of each key's last deletion, and of a truncation.
 
-        The values are places in the order of changes.
+        ``truncated_at`` is the truncation's place; ``LOWEST`` if there was none.
 
         Raises:
             DeltaError, OSError: If the storage does not answer.
@@ -195,8 +198,8 @@ class Deletions:
     def of_keys(self, keys: pa.Table) -> tuple[dict[Key, Order], Order]:
         """Return the place of the highest deletion of each of these keys, and of the highest truncation.
 
-        A key without a deletion is left out; the second value is ``LOWEST`` without a truncation. There may
-        be deletions of other keys among them: see :func:`has_keys_of`.
+        A key without a deletion is left out; the second value is ``LOWEST`` without a truncation. Deletions
+        of other keys may be among them: see :func:`has_keys_of`.
 
         Raises:
             DeltaError, OSError: If the storage does not answer.
@@ -238,7 +241,7 @@ class PastChanges:
     """Changes of the last days that no version of a row shows; those without a key are truncations.
 
     Only for a table with all versions of its rows (``stored_as_scd_type=2``). A change that comes late may
-    split a version in two, and this needs all changes from which the version was made.
+    split a version in two, and to split it, all changes from which the version was made are needed.
     """
 
     recent: RecentRows
@@ -261,7 +264,7 @@ class PastChanges:
     def of_keys(self, keys: Collection[Key], since: Order) -> pa.Table:
         """Return the changes of these keys that come at or after a place in the order of changes.
 
-        There may be changes of other keys among them that have the same value in the first column.
+        Changes of other keys with the same value in the key's first column may be among them.
 
         Raises:
             DeltaError, OSError: If the storage does not answer.
@@ -297,7 +300,7 @@ class PastChanges:
     def _begun(self) -> DeltaTable | None:
         """The table as it was when first read; None if it was missing.
 
-        It is not read again: a member that records something after this reading also commits after it.
+        It is not read again: a member that records something later also makes its commit later.
         """
         return self.recent.opened()
 

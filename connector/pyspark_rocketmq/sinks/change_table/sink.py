@@ -108,10 +108,10 @@ class ChangeTable(DeltaSink):
             order: Order in which changes count. ``source``: by the positions in the source's log, whatever
                 order the queues have. ``queue``: by the queue, for an envelope without positions; this is
                 correct only if all changes of a key are in one queue in their order, so keys must not change.
-            deletes: ``delete`` removes rows; ``soft`` keeps them with ``__deleted`` true; ``ignore`` keeps
-                them as they are.
-            truncates: ``apply`` removes the rows whose last change is older than a truncation; ``ignore``
-                passes a truncation over; ``stop`` ends the query.
+            deletes: Treatment of deleted rows: ``delete`` removes them; ``soft`` keeps them with
+                ``__deleted`` true; ``ignore`` keeps them as they are.
+            truncates: Treatment of a truncation: ``apply`` removes the rows whose last change is older than
+                it; ``ignore`` passes it over; ``stop`` ends the query.
             bad_changes: Treatment of a change that cannot be applied: ``stop`` ends the query, ``keep`` puts
                 the change into the table ``_bad_changes`` in the folder of this one. A truncation, or a
                 change of the schema, that cannot be applied ends the query in any case.
@@ -120,8 +120,8 @@ class ChangeTable(DeltaSink):
                 new rows. ``evolve`` does the same, but ends the query at a statement that drops or renames a
                 column which the table still has; ``try_evolve`` goes on there. ``ignore`` leaves out columns
                 that the table lacks. ``exception`` ends the query at each of these changes.
-            keep_deletions_days: Days for which a deletion is remembered at least. If an older change of the
-                row comes later than that, it may create the row again.
+            keep_deletions_days: Minimum days for which a deletion is remembered. A change from before the
+                deletion that comes still later may create the row again.
             stored_as_scd_type: 1: the table has each row as it is now; 2: all its versions, with the times
                 ``__START_AT`` and ``__END_AT`` (null: the current one). With 2, a deletion or a truncation
                 ends a version and keeps it.
@@ -264,9 +264,9 @@ class ChangeTable(DeltaSink):
 
         Raises:
             SchemaError: If the columns do not fit the table.
-            OptionError: If a key or a tracked column is not a column, if the table does not hold a key's
-                values exactly or was kept with the other ``stored_as_scd_type``, or if it has features that
-                forbid a merge or a look at its rows.
+            OptionError: If a key or a tracked column is not a column, if the table cannot hold a key's values
+                exactly or was kept with the other ``stored_as_scd_type``, or if it has features with which
+                its rows cannot be merged or read.
             OffsetError: If the storage does not answer.
         """
         table = self.table_columns()
@@ -323,8 +323,8 @@ class ChangeTable(DeltaSink):
     def begin(self, consumer_group: str, queues: Mapping[MessageQueue, int]) -> DeltaBatch:
         """Begin a micro-batch: read the table's newest version, and the group's watermark of each queue.
 
-        ``queues`` has the generation of each queue; above 0, its offsets have begun again. Raises the errors
-        of :meth:`DeltaSink.begin`, and this one:
+        ``queues`` has the generation of each queue. A generation above 0 means that the queue's offsets have
+        begun again. Raises the errors of :meth:`DeltaSink.begin`, and this one:
 
         Raises:
             SinkConflict: If a queue's offsets have begun again, and ``order`` is ``queue``.
@@ -342,7 +342,7 @@ class ChangeTable(DeltaSink):
         return {} if handle is None else handle.log.table.form().configuration
 
     def keep_properties(self, wanted: Mapping[str, str]) -> Mapping[str, str]:
-        """Give the table those of the ``wanted`` properties that it lacks; return all that it has then.
+        """Give the table those of the ``wanted`` properties that it lacks; return all its properties.
 
         Raises:
             DeltaError, OSError: If the storage does not answer.
@@ -455,7 +455,7 @@ def given_envelope(envelope: str | Envelope, options: Mapping[str, Any]) -> Enve
 
 
 def _schema_of(columns: str | StructType | pa.Schema | None) -> pa.Schema:
-    """Return the columns as a schema, an empty one for None. To parse a text, a Spark session is needed."""
+    """Return the columns as a schema; for None, an empty one. A text is parsed by a Spark session."""
     if columns is None or isinstance(columns, pa.Schema):
         return pa.schema([]) if columns is None else columns
     try:

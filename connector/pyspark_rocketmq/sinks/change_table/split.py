@@ -1,4 +1,4 @@
-"""The changes of a batch, split by the tables that are to have them."""
+"""The changes of a batch for many tables, split by table."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class TargetChanges:
 def split_by_target(changes: Iterable[pa.Table], path: str) -> dict[str, TargetChanges]:
     """Write changes into an Arrow file, each record batch with changes of one table.
 
-    Return by table (its folder in the column ``TARGET``) where its changes are in the file.
+    Return where each table's changes are in the file, by the table's folder as in the column ``TARGET``.
     """
     found: dict[str, TargetChanges] = {}
     written = 0
@@ -79,7 +79,7 @@ def split_by_target(changes: Iterable[pa.Table], path: str) -> dict[str, TargetC
 
 
 def _parts(rows: pa.Table) -> Iterator[tuple[str, pa.RecordBatch]]:
-    """Yield folder and rows of each table that ``rows`` have changes of."""
+    """Yield the folder of each table that has changes in ``rows``, and these changes."""
     [*batches] = rows.sort_by(TARGET).combine_chunks().to_batches()
     for batch in batches:
         start = 0

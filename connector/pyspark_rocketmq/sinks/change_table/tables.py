@@ -1,10 +1,14 @@
 """The sink that keeps many Delta tables equal to the tables of a database.
 
 Each task writes the changes of all tables into the same files (:func:`~.columns.routed_columns`). The driver
-splits them by table, and commits in this order: the changes of each table, as a :class:`~.sink.ChangeTable`
-without watermarks; the watermarks, once, in a table of their own in the folder; the offsets. If a change is
-applied twice, the second time changes nothing. So after a kill between any two of these commits, the whole
-batch can be repeated.
+splits them by table, and commits in this order:
+
+1. the changes of each table, as a :class:`~.sink.ChangeTable` without watermarks;
+2. the watermarks, once, in a table of their own in the folder;
+3. the offsets.
+
+A change that is applied a second time changes nothing. So after a kill between any two of these commits, the
+whole batch can be repeated.
 """
 
 from __future__ import annotations
@@ -72,7 +76,7 @@ _KEYS: Final = "rocketmq.keys"
 _SOURCE: Final = "rocketmq.source"
 """Property of a table with the source of its rows (``Routed.source``)."""
 _FOLDERS: Final = "rocketmq.folders"
-"""Property of the table with the watermarks: how many folders each table is below the sink's folder."""
+"""Property of the table with the watermarks: how many folders below the sink's folder each table is."""
 _COLUMNS: Final = pa.schema([pa.field("target", pa.string())])
 """Columns of the table with the watermarks, which has no rows."""
 _MOST_OPEN: Final = 500
@@ -117,7 +121,7 @@ class ChangeTables(DeltaSink):
             ignored_tables: Pattern for names of tables whose changes are ignored, whatever the routes are; by
                 default the temporary tables of gh-ost and pt-online-schema-change. With None no table is.
             mask_salt: Secret that goes into the hashes of masked values.
-            order: Whose order of the changes counts, the ``source``'s or the ``queue``'s: see
+            order: Order in which changes count, that of the ``source`` or of the ``queue``: see
                 ``ChangeTable``.
             deletes: Treatment of deleted rows: see ``ChangeTable``.
             truncates: Treatment of truncations: see ``ChangeTable``. To a merged table a truncation cannot be
@@ -125,7 +129,7 @@ class ChangeTables(DeltaSink):
             bad_changes: Treatment of changes that cannot be applied: see ``ChangeTable``.
             schema_changes: Treatment of changes of the source's schema: see ``ChangeTable``. A new table has
                 all columns of its first changes.
-            keep_deletions_days: Days for which a deletion is remembered at least: see ``ChangeTable``.
+            keep_deletions_days: Minimum days for which a deletion is remembered: see ``ChangeTable``.
             compaction: Whether small files are compacted from time to time: see ``DeltaSink``.
             storage_options: Options of delta-rs for an object store: see ``DeltaSink``.
             today: Function that returns the date in UTC.
@@ -215,8 +219,8 @@ class ChangeTables(DeltaSink):
     def begin(self, consumer_group: str, queues: Mapping[MessageQueue, int]) -> DeltaBatch:
         """Begin a micro-batch: read the group's watermark of each queue.
 
-        ``queues`` has the generation of each queue; above 0, its offsets have begun again. Raises the errors
-        of ``DeltaSink.begin``, and this one:
+        ``queues`` has the generation of each queue. A generation above 0 means that the queue's offsets have
+        begun again. Raises the errors of ``DeltaSink.begin``, and this one:
 
         Raises:
             SinkConflict: If a queue's offsets have begun again, and ``order`` is ``queue``.
@@ -272,7 +276,7 @@ class ChangeTables(DeltaSink):
                 self._table_of(target, own, keep).apply(own)
 
     def _folders_below(self, targets: Collection[str], watermarks: TableSnapshot) -> str:
-        """Return how many folders below the sink's folder all its tables are, as text; empty without a table.
+        """Return how many folders below the sink's folder its tables are, as text; empty without tables.
 
         Raises:
             SinkConflict: If the number differs among ``targets`` and the tables of earlier batches. Then one
@@ -299,7 +303,7 @@ class ChangeTables(DeltaSink):
                 yield bad
 
     def _has(self, target: str) -> bool:
-        """Return whether a table has had changes. If not, it has no columns that a statement could drop."""
+        """Return whether a table has had changes. Before, it has no columns that a statement could drop."""
         table = self._table_with(f"{self._folder}/{target}", ["id"])
         return target in self._opened or _KEYS in table.stored_properties()
 
@@ -407,9 +411,10 @@ class _Opened:
 
 
 def _is_of_target(rows: pa.Table) -> pa.ChunkedArray:
-    """Return for each row whether its own table gets it: a change to apply, or one of the source's schema.
+    """Return for each row whether the row's own table gets it.
 
-    False for any other change that cannot be applied: the table of bad changes gets it.
+    That is a change to apply, or a change of the source's schema. Any other change, which cannot be applied,
+    goes into the table of bad changes.
     """
     return pc.or_(pc.is_null(rows[PROBLEM]), pc.equal(rows[OPERATION], SCHEMA))
 

@@ -1,9 +1,10 @@
 """The MERGE of a change table that keeps all versions of its rows. It matches versions by key and place.
 
-First the changes that the new versions do not show are recorded (``side_tables.PastChanges``): a change that
-comes late may need them. As in :mod:`~pyspark_rocketmq.sinks.change_table.appender`, the MERGE must be the
-next commit after the version of the table from which it was decided. *Places* (``effects.Order``) are in the
-order of the table's changes; *shares* are the parts into which a large batch is divided by its keys.
+First the changes that the new versions do not show are recorded (``side_tables.PastChanges``), because a
+change that comes late may need them. As in :mod:`~pyspark_rocketmq.sinks.change_table.appender`, the MERGE
+must be the next commit after the version of the table from which its rows were decided. A *place* is where a
+change comes in the order of its table's changes (``effects.Order``). A *share* is a part of a large batch,
+which is divided by its keys.
 """
 
 from __future__ import annotations
@@ -70,7 +71,7 @@ class VersionMerge:
     """The MERGE of the versions that a batch makes; implements ``Merge``."""
 
     def __init__(self, table: TableSnapshot, batch: BatchChanges, *, tracked: frozenset[str] | None) -> None:
-        """Prepare the merge; ``tracked`` are the columns whose change opens a version, None for all."""
+        """Prepare the merge; ``tracked`` are the columns whose change opens a new version, None for all."""
         self._table = table
         self._batch = batch
         self._tracked = tracked
@@ -87,7 +88,7 @@ class VersionMerge:
         )
 
     def of_share(self, number: int) -> pa.Table:
-        """Return the versions to write or to delete, as rows for the MERGE, of one share (part) of the keys.
+        """Return the MERGE's rows for one share of the keys: the versions to write or to delete.
 
         First record those changes of the share that the table's versions will not show.
         """
@@ -135,7 +136,7 @@ class VersionMerge:
 
 @dataclass(frozen=True)
 class _FactsOfShare:
-    """Reads all that is stored of one share (part) of the keys; implements ``versions.Facts``."""
+    """Reads everything that is stored of one share of the keys; implements ``versions.Facts``."""
 
     table: TableSnapshot
     past_changes: PastChanges
@@ -146,7 +147,7 @@ class _FactsOfShare:
     """Number of the share."""
 
     def versions(self, keys: Collection[Key], since: Order) -> pa.Table:
-        """Return those versions of ``keys`` that end at place ``since`` or later, or have not ended."""
+        """Return the versions of ``keys`` that end at place ``since`` or later, or have not ended."""
         first, values = self._key_names[0], self.batch.first_values(keys)
         found = [self.schema.empty_table()]
         for rows in self._stored(may_have_keys(keys, self.batch.keys)):

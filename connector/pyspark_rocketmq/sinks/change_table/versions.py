@@ -1,7 +1,8 @@
-"""A batch's changes, and all that is stored of their keys, as the source of a MERGE that keeps all versions.
+"""The versions that a batch's changes write or delete, as the source of a MERGE that keeps all versions.
 
-Values stay in Arrow: :mod:`pyspark_rocketmq.change_data.history` decides which row has the value of a column
-in a version, and the values are taken from there.
+They are decided from the changes and from all that is stored of the changes' keys. Values stay in Arrow:
+:mod:`pyspark_rocketmq.change_data.history` decides which row has the value of a column in a version, and the
+values are taken from there.
 
 A *place* is where a change comes in the order of its table's changes (``effects.Order``).
 """
@@ -39,7 +40,7 @@ from pyspark_rocketmq.sinks.change_table.compaction import (
 )
 
 START_AT: Final = "__START_AT"
-"""Column with the time from which on a version was in the source's table."""
+"""Column with the time from which on the source's table had a version."""
 END_AT: Final = "__END_AT"
 """Column with the time at which a version ended; null for the current one."""
 END_POSITION: Final = "__end_position"
@@ -70,10 +71,10 @@ Truncations = Mapping[Order, datetime | None]
 
 
 class Facts(Protocol):
-    """Reads all that is stored of the keys of a batch."""
+    """Reads everything that is stored of the keys of a batch."""
 
     def versions(self, keys: Collection[Key], since: Order) -> pa.Table:
-        """Return those versions of ``keys`` that end at place ``since`` or later, or have not ended."""
+        """Return the versions of ``keys`` that end at place ``since`` or later, or have not ended."""
         ...
 
     def past(self, keys: Collection[Key], since: Order) -> pa.Table:
@@ -88,10 +89,10 @@ class Facts(Protocol):
         ...
 
     def keys_after(self, at: Order) -> set[Key]:
-        """Return the keys, also ones not in the batch, of which something is stored from place ``at`` on.
+        """Return all keys, also ones that are not in the batch, of which something is stored from ``at`` on.
 
-        It may be a version that begins, changes or ends there or later, or a change recorded beside the
-        table.
+        That is a version that begins, changes or ends at place ``at`` or later, or a change from there on
+        that is recorded beside the table.
         """
         ...
 
@@ -104,16 +105,17 @@ class Known(NamedTuple):
     stored: pa.Table
     """The stored versions that had not ended before place ``since``, of the keys that the batch concerns.
 
-    These are the keys in ``changes``; with a truncation, also keys with something stored from its place on.
+    The batch concerns the keys in ``changes``. With a truncation, it also concerns the keys of which
+    something is stored from the truncation's place on.
 
     If a value that the batch needs was overwritten in such a version, earlier versions are there, too: see
     :func:`_overwritten_later`.
     """
     past: pa.Table
-    """All changes, however old, that are recorded beside the table and whose key has something stored late.
+    """Changes recorded beside the table, of those keys whose stored history the batch's changes come into.
 
-    That is a recorded change, or a version that begins, changes or ends, at the key's lowest place in the
-    batch or later.
+    Such a key has a recorded change, or a version that begins, changes or ends, at the key's lowest place in
+    the batch or later. All recorded changes of the key are there, however old.
     """
     truncations: Truncations
     """The batch's truncations, and the recorded ones at place ``since`` or later."""
@@ -158,7 +160,7 @@ class Outcome(NamedTuple):
     source: pa.Table
     """The versions to write or to delete, for a MERGE by key and place."""
     lost: pa.Table
-    """The changes to remember beside the table, since its versions do not show them."""
+    """The changes to record beside the table, because its versions do not show them."""
 
 
 def outcome(columns: TableColumns, tracked: frozenset[str] | None, known: Known) -> Outcome:
@@ -166,7 +168,7 @@ def outcome(columns: TableColumns, tracked: frozenset[str] | None, known: Known)
 
     Args:
         columns: Columns of the table.
-        tracked: Columns whose change opens a version; None for all.
+        tracked: Columns whose change opens a new version; None for all.
         known: All that is known of the keys.
     """
     names = [*columns.keys, *columns.others]
@@ -208,10 +210,11 @@ def keys_after(stored: pa.Table, keys: Sequence[str], place_of: Callable[[Key], 
 
 
 def _overwritten_later(stored: pa.Table, keys: Sequence[str], lowest: Mapping[Key, Order]) -> list[Order]:
-    """Return where those versions begin that lack a value which their key had at its ``lowest`` place.
+    """Return the places at which versions begin that lack a value which their key had at its lowest place.
 
-    Such a version began before that place, and a change at that place or later has overwritten the value in
-    it. If the version had inherited the value, an earlier version still shows it.
+    ``lowest`` has that place of each key in the batch. Such a version began before the place, and a change at
+    the place or later has overwritten the value in it. If the version had inherited the value, an earlier
+    version still shows the value.
     """
     hidden = zip(stored[POSITION].to_pylist(), stored[PLACES].to_pylist(), strict=True)
     return [
@@ -235,11 +238,11 @@ class _Key:
     stored: list[StoredVersion] = field(default_factory=list)
 
     def begin(self, since: Order, columns: Sequence[str]) -> tuple[Order, Mapping[str, int]]:
-        """Return the place from which on events are known, and where the values from before it are.
+        """Return the place from which on events are known, and where the values from before that place are.
 
         The place is the beginning of the first known version if that is below ``since``, else ``since``. The
-        second result has, for each column whose value this version inherited, the number of a row with the
-        value; it is empty if the place is ``since``.
+        second result has, for each column whose value that version inherited, the number of a row with the
+        value. It is empty if the place is ``since``.
         """
         first = min(self.stored, key=lambda version: version.at, default=None)
         if first is None or first.at >= since:
@@ -258,7 +261,7 @@ class _Keys:
     def add_changes(self, changes: pa.Table, first: int, *, is_remembered: bool = False) -> None:
         """Add changes whose rows are numbered from ``first`` on.
 
-        ``is_remembered`` means that they are recorded beside the table already.
+        ``is_remembered`` means that the changes are recorded beside the table already.
         """
         others = self._columns.others
         names = (POSITION, TIME, OPERATION, ABSENT)
@@ -285,7 +288,7 @@ class _Keys:
 
 
 class _Values:
-    """Compares values of rows; it gives each different value of a column a number."""
+    """Compares values of rows. To do so, it gives each different value of a column a number."""
 
     def __init__(self, rows: pa.Table) -> None:
         self._rows = rows
@@ -313,7 +316,7 @@ def _codes(column: pa.ChunkedArray) -> list[int]:
 
 
 class _Rows:
-    """Collects new rows. Their values come from other rows, by number; hidden columns are given as values."""
+    """Collects new rows. Their values come from other rows, by number; hidden columns get values directly."""
 
     def __init__(self, columns: TableColumns, hidden: Sequence[pa.Field]) -> None:
         self._columns = columns
