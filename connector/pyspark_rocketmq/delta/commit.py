@@ -1,8 +1,8 @@
 """Commits of a Delta table: their actions, the two ways to make one, and a loop that retries after conflicts.
 
-On disks of this machine, a commit of whole files is a file of JSON lines that gets its name by a link
-(:meth:`LogFiles.put`).  delta-rs makes all other commits, and all but compaction in tables whose rows are
-merged.
+On disks of this machine, this package commits whole files by itself: a commit is a file of JSON lines that
+gets its name by a link (:meth:`LogFiles.put`).  delta-rs makes all other commits. In tables whose rows are
+merged, it makes all except those of compaction.
 """
 
 from __future__ import annotations
@@ -26,12 +26,13 @@ from pyspark_rocketmq.retry import Errors, commit_with_retry
 T = TypeVar("T")
 
 NO_POST_COMMIT_HOOKS: Final = PostCommitHookProperties(create_checkpoint=False, cleanup_expired_logs=False)
-"""Options of a commit without checkpoint or cleanup; :mod:`pyspark_rocketmq.delta.maintenance` does both.
+"""Options for delta-rs to make a commit without a checkpoint and without removing expired log files.
 
 delta-rs would look for expired files at each commit, which takes seconds in a log of 100,000 files.
+:mod:`pyspark_rocketmq.delta.maintenance` does both from time to time.
 """
 _MAX_CONFLICTS: Final = 100
-"""Maximum number of commits of others that may come first in one try; on a local disk each takes 0.1 ms."""
+"""How often another writer's commit may come first in one try; on a local disk each takes 0.1 ms."""
 
 Partition = tuple[tuple[str, str | None], ...]
 """Pairs of partition column and text of its value, in the columns' order."""
@@ -43,6 +44,7 @@ class StoredFile(NamedTuple):
     path: str
     """Path as the log has it: URL-encoded."""
     size: int
+    """Size in bytes."""
     partition: Partition
 
 
@@ -78,13 +80,17 @@ class CommitNote:
     transactions: Mapping[str, int] = field(default_factory=dict)
     """Transaction ids that the commit sets, with their versions."""
     only_next: bool = False
-    """Whether the fields are right only if no commit of others comes between, which delta-rs would permit."""
+    """Whether the commit must directly follow the version from which the fields were made.
+
+    delta-rs would permit other writers' commits in between.
+    """
 
     def properties(self, now_ms: int | None = None, *, max_retries: int | None = None) -> CommitProperties:
         """Return the note in delta-rs' form.
 
-        ``now_ms`` is the time of the transaction ids; None for no time.  ``max_retries`` limits how often
-        delta-rs tries again after commits of others; None for its default, or for 0 if :attr:`only_next`.
+        ``now_ms`` is the time to store with the transaction ids; None stores no time.  ``max_retries`` limits
+        how often delta-rs tries again after commits of others; None means its default. With
+        :attr:`only_next`, it never tries again.
         """
         return CommitProperties(
             custom_metadata=dict(self.metadata),
@@ -106,7 +112,7 @@ class FileCommit:
     note: CommitNote
 
     def actions(self, now_ms: int) -> Iterator[dict[str, Any] | str]:
-        """Yield the actions of the commit, first its ``commitInfo``; a string is a finished line of JSON.
+        """Yield the commit's actions, first its ``commitInfo``; a string is a finished line of JSON.
 
         The ``commitInfo`` has the fields that delta-rs and Spark write, so ``DESCRIBE HISTORY`` shows them.
         """
@@ -175,8 +181,8 @@ def commit_files(
 ) -> CommitFile | None:
     """Commit files on top of a version: by a link in the log, or by delta-rs if a ``table`` is given.
 
-    Return the commit's file; None if delta-rs made it.  delta-rs may put the commit after others that it
-    finds compatible, unless ``only_next``.
+    Return the commit's file; None if delta-rs made the commit.  With ``only_next``, the commit is made as the
+    next version or not at all. Otherwise delta-rs may put it after other commits that it finds compatible.
 
     Raises:
         FileExistsError: If another commit came first; delta-rs raises DeltaError instead.  On a mount that
@@ -212,10 +218,10 @@ def commit_on_top(
 
     Args:
         what: Name of the commit, for the log.
-        follow: Checks what other writers have committed since the last try, and returns a function.  That
-            function makes the commit on top of theirs and returns the result, or raises FileExistsError if
-            another commit came first.  If an earlier try has stored the commit, it only returns the result.
-            ``follow`` gets the error of the last try; None the first time.
+        follow: Called before each try, with the error of the last one, or None the first time.  It checks
+            what other writers have committed since, and returns a function.  That function makes the commit
+            on top of theirs and returns the result, or raises FileExistsError if another commit came first.
+            If an earlier try has stored the commit, that function only returns the result.
         pauses_s: Pauses in seconds before further tries; when they are used up, the last error reaches the
             caller.
         sleep: Function that waits.

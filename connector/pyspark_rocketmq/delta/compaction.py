@@ -1,4 +1,4 @@
-"""Compacts the small files of a sink's table: decides which are worth it, rewrites and commits them.
+"""Compacts the small files of a sink's table: chooses partitions with many, and joins their files.
 
 A micro-batch adds at least one file to each partition that it writes to: at one batch a second, 86,400 files
 a day.  Files grow in steps (:data:`TARGETS`), so that a row is rewritten about once in each step, and not
@@ -6,12 +6,13 @@ whenever new files arrive.
 
 delta-rs (1.6.6) compacts, too, but does not notice that another OPTIMIZE has replaced the same files, and
 then both versions of the rows stay (``docs/upstream/delta-rs-two-optimizes.md``).
-``tests/delta/test_upstream.py`` fails once delta-rs is fixed; then most of this module can be removed.  This
-module first checks the commits made meanwhile: if they removed one of the files that it is about to replace
-together, it replaces none of these.  If delta-rs' OPTIMIZE comes second, nothing here can stop it, so a
-:class:`Compactor` stops compacting a table in which it sees one.  delta-rs' overwrites, and its deletes of
-all rows, have the same defect and leave the compacted rows in the table: a :class:`Compactor` logs an error
-about those.
+``tests/delta/test_upstream.py`` fails once delta-rs is fixed; then most of this module can be removed.
+
+This module checks the commits made meanwhile before it replaces a group of files. If one of these files was
+removed, it replaces none of the group.  If delta-rs' OPTIMIZE comes second, nothing here can stop it, so a
+:class:`Compactor` stops compacting a table in which it finds an OPTIMIZE by delta-rs.  delta-rs' overwrites,
+and its deletes of all rows, have the same defect and leave the compacted rows in the table. A
+:class:`Compactor` logs an error about those.
 """
 
 from __future__ import annotations
@@ -53,37 +54,43 @@ from pyspark_rocketmq.process_end import process_ends
 logger = logging.getLogger(__name__)
 
 TARGETS: Final = (1 << 20, 16 << 20, 128 << 20)
-"""Target sizes in bytes of compacted files. Many small files are joined into files of about the first size,
-later many of these into files of the next. A table's property may replace the last."""
+"""Target sizes of compacted files, in bytes.
+
+Many small files are joined into files of about the first size, later many of these into files of the next
+size. A table's property may replace the last one.
+"""
 MIN_SMALL_FILES: Final = 64
 """Number of small files at which a partition is compacted."""
 _MAX_COMMIT_BYTES: Final = 256 << 20
 _MAX_COMMIT_FILES: Final = 10_000
 _MAX_BIN_FILES: Final = 4_000
-"""Maximum number of files in a bin (files that are joined into one).
+"""Maximum number of files in a bin, the files that are joined into one.
 
-Credentials are renewed between bins, and on slow storage this many files take a minute.
+Credentials are renewed only between bins, and on slow storage this many files take a minute.
 """
 _COMMIT_AFTER_S: Final = 60.0
 """Time after which the work so far is committed, so that it is kept if the process ends."""
 _ROWS_AT_ONCE: Final = 16 * 1024
-"""Number of rows of small files that are written as one piece: each piece takes time for statistics."""
+"""Number of rows that are gathered from small files and written as one piece.
+
+Larger pieces save time, because statistics are made for each piece.
+"""
 _BYTES_AT_ONCE: Final = 16 << 20
-"""Maximum number of bytes of rows in memory, and of a file that is read whole."""
+"""Maximum size, in bytes, of the rows in memory, and of a file that is read whole."""
 _PAUSE_AFTER_S: Final = 0.05
 _PAUSE_FACTOR: Final = 4.0
-"""Pause after each piece of work, in multiples of its duration: at most a fifth of a core is used."""
+"""Duration of a pause, in multiples of the work before it: so at most a fifth of a core is used."""
 _REMOTE_PAUSE_FACTOR: Final = 1.0
 """The same factor for remote storage, where most of the time is spent waiting."""
 _TARGET_PROPERTY: Final = "delta.targetFileSize"
 _UNITS: Final = {"b": 1, "kb": 1 << 10, "mb": 1 << 20, "gb": 1 << 30}
 _FILE_ERRORS: Final = (ArrowException, FileNotFoundError, SchemaError)
-"""Errors of a file that cannot be compacted, while others can."""
+"""Errors of a file that cannot be compacted; other files still can be."""
 _COMMIT_ID: Final = "compactionId"
 _PLAIN: Final = "!$&'()+,-./:;=@_~"
 """Characters that delta-rs does not encode in a path, besides letters and digits."""
 _FIRST_CHECKED: Final = 100
-"""Number of versions that the first check of a :class:`Compactor` for removals by delta-rs covers."""
+"""Number of versions in which a :class:`Compactor` first looks for removals by delta-rs."""
 
 
 class Compacted(NamedTuple):
@@ -92,16 +99,19 @@ class Compacted(NamedTuple):
     files_removed: int = 0
     files_added: int = 0
     files_changed: int = 0
-    """Number of files that were not replaced, because another commit had changed the table's form or removed
-    one of the files that were to be replaced together."""
+    """Number of files that were not replaced because of another commit.
+
+    That commit had changed the table's form (columns, partitioning, properties or features), or had removed
+    one of the files that were to be replaced together.
+    """
 
 
 def target_of(sizes: Iterable[int], targets: Sequence[int] = TARGETS) -> int | None:
     """Return the size to which a partition's files should be compacted; None if it is not worth it yet.
 
     A file is small if it has less than half of the target size.  The result is the largest target for which
-    there are at least ``MIN_SMALL_FILES`` small files that could fill it at least halfway.  For the smallest
-    target their number is enough.
+    there are at least ``MIN_SMALL_FILES`` small files, which together have at least half of the target size.
+    For the smallest target, the number of files is enough.
     """
     sizes = list(sizes)
     for target in reversed(targets):
@@ -124,7 +134,7 @@ def largest_target(configuration: Mapping[str, str]) -> int:
 def targets_of(configuration: Mapping[str, str]) -> tuple[int, ...]:
     """Return the target file sizes to try for a table, ascending.
 
-    They are the standard ones below the table's own target, then the table's own.
+    These are the sizes of :data:`TARGETS` below the table's own target, then the table's own.
     """
     largest = largest_target(configuration)
     return (*(target for target in TARGETS if target < largest), largest)
@@ -150,10 +160,10 @@ def bins_of(files: Iterable[StoredFile], target: int) -> list[list[StoredFile]]:
 
 
 class Throttle:
-    """Slows down work that runs beside something more urgent; this base class itself never pauses."""
+    """Slows down work that runs beside something more urgent. This base class never pauses."""
 
     def pause(self) -> bool:
-        """Pause if a pause is due; return False if the work should stop. The base class only returns True."""
+        """Pause if a pause is due; return whether the work may go on. The base class only returns True."""
         return True
 
 
@@ -193,9 +203,10 @@ class Compactor:
         self._has_stopped = False
 
     def compact_if_worth_it(self, table: DeltaTable, log: LogFiles) -> None:
-        """Compact the version that ``table`` is at, if worth it; raise the errors of :func:`compact`.
+        """Compact partitions with many small files in the version that ``table`` is at.
 
-        First, log the harm that delta-rs' own OPTIMIZE, DELETE and overwrites have done since the last call.
+        Raises the errors of :func:`compact`. First log the harm that delta-rs' own OPTIMIZE, DELETE and
+        overwrites have done since the last call.
         """
         version = int(table.version())
         since = version - _FIRST_CHECKED if self._checked_up_to is None else self._checked_up_to
@@ -243,8 +254,8 @@ class Compactor:
 def unchecked_removals(log: LogFiles, since: int, version: int) -> list[tuple[int, str]]:
     """Return versions after ``since``, up to ``version``, in which delta-rs may have removed files unchecked.
 
-    In some operations delta-rs removes files without checking the commits made since the operation began.
-    Each version comes with the name of its operation.
+    In some operations, such as OPTIMIZE, delta-rs removes files without checking the commits made since the
+    operation began. Each version comes with the name of its operation.
     """
     infos = takewhile(lambda info: info["version"] > since, log.commit_infos_below(version + 1))
     return sorted(
@@ -316,9 +327,9 @@ def _compact(
 
 
 def has_delta_rs_encoding(path: str) -> bool:
-    """Return whether delta-rs, when it removes a file, would write its path exactly as the log has it.
+    """Return whether delta-rs would write the path of a file that it removes exactly as the log has it.
 
-    Other writers URL-encode other characters, and a path with another encoding names another file.
+    Other writers URL-encode other characters. To delta-rs, a path with another encoding names another file.
     """
     return quote(unquote(path), safe=_PLAIN) == path
 
@@ -342,7 +353,7 @@ class _Rewriter:
         self._removed_since: set[str] = set()
         """Decoded paths of files that other commits have removed since this compaction began."""
         self._is_changed = False
-        """Whether the table was replaced or its columns or properties changed: nothing can be committed."""
+        """Whether the table was replaced, or its form changed: then nothing more can be committed."""
         self._failure: Exception | None = None
         self._done = Compacted()
         self._committed_s = time.monotonic()
@@ -359,7 +370,7 @@ class _Rewriter:
     def rewrite(self, files: Sequence[StoredFile]) -> bool:
         """Join these files of one partition into one, and commit if enough files have gathered.
 
-        Return False if the compaction should stop.  If a file cannot be compacted, keep the error for
+        Return whether the compaction may go on.  If a file cannot be compacted, keep the error for
         :meth:`finish` and return True.
         """
         self._renew_options()
@@ -476,10 +487,10 @@ class _Rewriter:
         return True
 
     def _follow_commits(self, commit_id: str, paths: Set[str]) -> bool | None:
-        """Read the new commits of others; return None if this commit can come next.
+        """Read the new commits of others, and decide whether this commit can come next.
 
-        Else return True if this commit exists already, and False if another one changed the files in
-        ``paths``, or anything but files.
+        Return None if it can, and True if it exists already. Return False if another commit removed one of
+        the files in ``paths``, or changed anything but files.
         """
         if self._log.commit_file(self._version) != self._tip:
             # It is another table, or the same one in an earlier state.

@@ -1,10 +1,10 @@
 """Decides by a table's features and properties which commits need Spark.
 
-Also finds the changes of a table after which files that were written before them may not fit.
+Also finds the changes of a table after which files that were written before may no longer fit.
 
-Adding finished Parquet files to the log skips anything that Delta does to rows *while writing them*, such as
-computing generated columns.  Tables for which Delta does such things are left to Spark's own writer.  This
-module does no I/O.
+A commit that adds finished Parquet files skips anything that Delta does to rows *while writing them*, such as
+computing generated columns.  If a table needs such things, Spark's own writer must write it.  This module
+does no I/O.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ delta-rs 1.6 can write them all (each was tried). For a commit that adds whole f
 ``PROTOCOL.md`` has no further requirements under these features.
 """
 _OF_ADDED_COLUMNS = frozenset({"timestampNtz", "appendOnly", "invariants"})
-"""Features that may appear or vanish when delta-rs adds the first column of a time without a zone.
+"""Features that may appear or vanish in a table when delta-rs adds the first column of a time without a zone.
 
 The table's protocol version then changes from one that implies features to one that lists them.
 """
@@ -84,7 +84,7 @@ _UPKEEP_PROPERTIES = frozenset(
         "delta.tuneFileSizesForRewrites",
     }
 )
-"""Properties that only concern the log, old files and the sizes of files."""
+"""Properties that concern only the log, old files and the sizes of files, and not the rows."""
 PARTITION_TYPES = frozenset({"string", "byte", "short", "integer", "long", "boolean", "date"})
 """Types whose partition values have only one text form."""
 
@@ -137,7 +137,7 @@ def form_changes(before: TableForm, now: TableForm) -> tuple[str, ...]:
 def without_additions(form: TableForm, before: TableForm) -> TableForm:
     """Return ``form`` without columns that were added since ``before`` and may be null.
 
-    Features that came only with such columns are left out, too.
+    Features that the table got because of such columns are left out, too.
     """
     known = before.column_types
     columns = tuple(each for each in form.columns if each.name in known or not each.is_nullable)

@@ -1,8 +1,8 @@
 """Chooses the files of a table that may have certain rows, by the statistics in its log, and reads them.
 
 A file's statistics are its number of rows, and the number of nulls and the bounds of its columns. delta-rs
-has them as columns of Arrow, so a condition is tested for all files at the same time. delta-rs' own data set
-makes an expression of all statistics for each file first, which takes seconds for some thousand files.
+returns the statistics as columns of Arrow, so a condition is tested for all files at the same time. delta-rs'
+own data set is slower: it first makes an expression for each file, which takes seconds for some thousand.
 """
 
 from __future__ import annotations
@@ -29,25 +29,22 @@ if TYPE_CHECKING:
 _READ_FEATURES: Final = frozenset({"timestampNtz"})
 """Reader features that a table may have; with any other, delta-rs' data set reads all its files."""
 _TIME_UNIT_US: Final = 1_000
-"""Unit, in microseconds, to which writers round the bounds of times down, even upper bounds."""
+"""Unit, in microseconds, to which writers round down the bounds of times, even upper bounds."""
 _COLUMNS_WITH_STATISTICS: Final = 32
 """Number of a table's first columns for which every writer has statistics by default.
 
 Each column within a struct counts as one; see :func:`_width`.
 """
 _CHOICE_OF_COLUMNS: Final = "delta.dataSkipping"
-"""Beginning of the names of the properties that choose other columns; not every writer obeys them."""
+"""Beginning of the names of properties that choose the columns with statistics; not all writers obey them."""
 
 
 @dataclass(frozen=True, slots=True)
 class MayHave:
-    """A condition on rows, tested for whole files."""
+    """A condition on rows that is tested for whole files: may a file have a row that meets it?"""
 
     test: Callable[[ListedFiles], pa.Array]
-    """Function that returns for each file whether it may have a row that meets the condition.
-
-    Null if the file's statistics do not show it.
-    """
+    """Function that returns the answer for each file; null if the file's statistics do not show it."""
 
     def __and__(self, other: MayHave) -> MayHave:
         return MayHave(lambda files: pc.and_kleene(self.test(files), other.test(files)))
@@ -73,9 +70,9 @@ def has_value(name: str) -> MayHave:
 def has_counted(name: str) -> MayHave:
     """Return the condition that a row's file has the column ``name``.
 
-    A file lacks the column, because it was written earlier, if it has statistics, but no count of the
-    column's nulls. This is sure only if every file with statistics counts the nulls of the column where it
-    has the column (:meth:`ListedFiles.count_nulls_of`). Otherwise any file may have the column.
+    A file that was written before the column was added lacks it. Such a file has statistics, but no count of
+    the column's nulls. This is a proof only if the nulls are counted in every file that has both the column
+    and statistics (:meth:`ListedFiles.count_nulls_of`). Otherwise any file may have the column.
     """
 
     def test(files: ListedFiles) -> pa.Array:
@@ -177,7 +174,7 @@ class ListedFiles:
     def chosen(self, may_have: MayHave) -> Iterator[int]:
         """Yield the index in :attr:`paths` of each file that may have a row which meets a condition.
 
-        If a file's statistics do not show whether it may, its index is yielded, too.
+        A file whose statistics do not show this is yielded, too.
         """
         for number, is_chosen in enumerate(may_have.test(self).to_pylist()):
             if is_chosen is not False:
@@ -231,8 +228,8 @@ def rows_of_files(table: DeltaTable, columns: Sequence[str], may_have: MayHave) 
     Arrow cannot filter the rows themselves: in files that delta-rs wrote in a MERGE, strings have the type
     "view", which Arrow does not compare with ordinary strings.
 
-    If the table has features of which this module is not aware, or files outside its folder, delta-rs' data
-    set yields the rows of all files, or raises.
+    If the table has other features than this module supports, or files outside its folder, delta-rs' data set
+    reads the rows of all files, or raises an error.
 
     Raises:
         DeltaError, OSError: If the storage does not answer.
@@ -298,8 +295,8 @@ def _filesystem(table: DeltaTable, sizes: dict[str, int]) -> fs.FileSystem:
 def _has_values(partition: dict[str, pa.Scalar]) -> ds.Expression | None:
     """Return an expression that is true for rows with these values of the partition columns.
 
-    Files do not store partition columns; Arrow takes their values from this expression. None if there are
-    no partition columns.
+    Files do not store partition columns, so Arrow takes their values from this expression. None without
+    partition columns.
     """
     import pyarrow.dataset as ds
 

@@ -37,7 +37,7 @@ _EPOCH = datetime(1970, 1, 1)  # noqa: DTZ001 - only ever added to; the zone is 
 _ROW_GROUP_BYTES = 32 << 20
 _ROW_GROUP_ROWS = 128 * 1024
 _SAMPLED_ROWS = 1024
-"""Number of rows by which it is decided whether a column has a dictionary."""
+"""Number of rows whose values decide whether a Parquet column gets a dictionary."""
 NULL_PARTITION = "__HIVE_DEFAULT_PARTITION__"
 """Value in the name of the folder for rows whose partition value is null."""
 _LONGEST_NAME = 255
@@ -49,8 +49,8 @@ PartitionValues = tuple[str | None, ...]
 class FileStatistics:
     """Collects the row count, null counts and bounds of one file while its batches are written.
 
-    Readers skip files by these bounds: a bound may be loose, but no value may lie outside of it. If an exact
-    bound cannot be written (NaN, infinity, truncated text, dates beyond year 9999), a looser one or none is
+    Readers skip files by these bounds. So a bound may be loose, but no value may lie outside of it. If an
+    exact bound cannot be written (NaN, infinity, long text, dates beyond year 9999), a looser one or none is
     written.
     """
 
@@ -106,7 +106,7 @@ def _has_bounds(type_: pa.DataType) -> bool:
 def _min_max(column: pa.Array) -> tuple[Any, Any]:
     """Return the least and the greatest value; times and dates as integers.
 
-    Python's types cannot hold all times and dates.
+    Integers are used because Python's types cannot hold all times and dates.
     """
     if pa.types.is_timestamp(column.type):
         column = column.cast(pa.int64())
@@ -134,8 +134,8 @@ def _bound_values(type_: pa.DataType, low: Any, high: Any) -> tuple[Any, Any]:
 def _text_above(text: str) -> str | None:
     """Return an upper bound of ``text``: the text itself if it is short.
 
-    For a long text the bound is its beginning, followed by the greatest possible character; None if this
-    could be below ``text``.
+    For a long text the bound is its beginning, followed by the greatest possible character. None if such a
+    bound could be below ``text``.
     """
     if len(text) <= _TEXT_LENGTH:
         return text
@@ -165,7 +165,7 @@ def _date_text(days: int) -> str | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WrittenFile:
-    """A finished file on its way to the driver; only plain values, so that it can be sent as JSON."""
+    """Facts of a finished file, which a task sends to the driver; only plain values, for JSON."""
 
     path: str
     """Path below the table's folder, as on disk: not URL-encoded."""
@@ -238,7 +238,7 @@ def _cast(column: pa.Array, field: pa.Field, required: Collection[str]) -> pa.Ar
 def split_by_partition(
     batch: pa.RecordBatch, partition_by: Sequence[str]
 ) -> Iterator[tuple[PartitionValues, pa.RecordBatch]]:
-    """Yield the values of each partition in the batch, and its rows without the partition columns.
+    """Yield the values of each partition in the batch, and the partition's rows without these columns.
 
     Without partition columns, yield ``()`` and the whole batch.  Yield nothing for an empty batch.
     """
@@ -327,7 +327,7 @@ class GrowingFile:
             self.write_row_group()
 
     def finish(self) -> WrittenFile:
-        """Write the gathered rows, close the file and return its facts; a local file is then on its disk."""
+        """Write the gathered rows, close the file and return its facts. A local file is then on the disk."""
         self.write_row_group()
         self._writer().close()
         size = self.size

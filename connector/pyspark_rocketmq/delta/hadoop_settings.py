@@ -32,13 +32,13 @@ _SSE: Final = {"AES256": "AES256", "SSE-KMS": "aws:kms", "DSSE-KMS": "aws:kms:ds
 _CREDENTIAL: Final = re.compile(
     r"key|secret|token|password|credential|sas|encryption|impersonation|account\.email|assumed\.role\.arn"
 )
-"""Names of settings that storage may need to give access or to encrypt data."""
+"""Pattern of the names of settings that storage may need to give access or to encrypt data."""
 _OTHER_PLACE: Final = re.compile(r"bucket\.|.*\.(?:dfs|blob)\.|sas\.[^.]+$")
-"""Names of settings that belong to one bucket, account or container."""
+"""Pattern of the names of settings that belong to one bucket, account or container."""
 _OWN_PROVIDER: Final = re.compile(
     r"(?:.*\.)?(?:Simple|Temporary|Default|Instance|IAM|Environment|Container|WebIdentity)\w*"
 )
-"""Names of credential providers that need no option of their own.
+"""Pattern of the names of Hadoop's credential providers that need no storage option of their own.
 
 delta-rs finds the same credentials itself, or they are keys in other settings, which are translated.
 """
@@ -72,11 +72,11 @@ def storage_options_of_spark(settings: Mapping[str, str], uri: str) -> dict[str,
     | ``fs.gs.auth.service.account.private.key.id`` | part of ``google_service_account_key`` |
     | ``fs.gs.storage.root.url`` | ``google_base_url`` |
 
-    Settings of one bucket (``fs.s3a.bucket.BUCKET.…``) and one account
-    (``fs.azure.….ACCOUNT.dfs.core.windows.net``, or with ``blob``) win; ``spark.hadoop.`` may come before
-    all of them. The older ``fs.s3a.server-side-encryption-algorithm`` is translated, too. For a URI without
-    an account, such as ``az://``, the account is the only one that the settings name. A warning lists the
-    names of other settings that may be credentials of this storage.
+    Settings of one bucket (``fs.s3a.bucket.BUCKET.…``) or one account
+    (``fs.azure.….ACCOUNT.dfs.core.windows.net``, or with ``blob``) override general ones. All names may begin
+    with ``spark.hadoop.``. The older ``fs.s3a.server-side-encryption-algorithm`` is translated, too. For a
+    URI without an account, such as ``az://``, the account is the only one that the settings name. A warning
+    lists the names of other settings that may be credentials of this storage.
 
     Args:
         settings: Spark's settings, such as ``dict(spark.sparkContext.getConf().getAll())``.

@@ -1,6 +1,6 @@
 """The commits of a table as its catalog shows them, for tables whose log this process may not read.
 
-They come from ``DESCRIBE HISTORY``.  This module has no SQL engine: its caller passes a function that reads
+The commits come from ``DESCRIBE HISTORY``.  This module runs no SQL: its caller passes a function that reads
 the newest commits.
 """
 
@@ -17,8 +17,10 @@ from pyspark_rocketmq.delta.log import CommitFile
 from pyspark_rocketmq.delta.storage_options import StorageOptions
 
 _PAGES: Final = (20, 200, 2_000, None)
-"""Numbers of commits to read, tried in this order until one is enough; None reads all. On a local disk each
-read takes 0.2 s."""
+"""Numbers of commits to read, tried in this order until one is enough; None reads all commits.
+
+On a local disk each read takes 0.2 s.
+"""
 
 ReadCommits = Callable[[int | None], list[dict[str, Any]]]
 """Function that reads the newest commits, the newest first: at most the number given, or all for None.
@@ -35,8 +37,8 @@ class CatalogHistory:
     ) -> None:
         """Set up the history; its commits are read when they are first needed.
 
-        ``name`` is the table's name, and ``read`` reads its newest commits.  Commits after version ``last``
-        are not shown; None shows all.
+        ``name`` is the table's name, and ``read`` reads its newest commits.  The history ends at version
+        ``last``; None means at the newest one.
         """
         self.table_uri: Final = name
         self.storage: Final = storage
@@ -92,7 +94,7 @@ class CatalogHistory:
             self._read_more()
 
     def commit_file(self, version: int) -> CommitFile:
-        """Return values that distinguish a commit from the one with this number in another table.
+        """Return values that distinguish this table's commit from another table's commit of the same version.
 
         ``size`` is a checksum of the commit's entry in the history, and ``mtime_ns`` its time.  Both are None
         if the history lacks the commit.

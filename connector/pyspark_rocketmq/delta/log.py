@@ -1,14 +1,14 @@
 """Reads, writes and cleans up the log of a Delta table where delta-rs cannot, or is too slow.
 
 delta-rs makes checkpoints, removes expired files of the log, and reads everything about a table's newest
-version.  For each commit it lists the whole log several times, and it keeps the name of every file.  So a
-commit takes 3 ms at first, and 400 ms after 100,000 commits or with 200,000 files
+version.  For each commit it lists the whole log several times, and it keeps every file's name in memory.  So
+its commit takes 3 ms at first, and 400 ms after 100,000 commits or with 200,000 files
 (``docs/upstream/delta-rs-cost-of-a-commit.md``).  :meth:`LogFiles.put` always takes 0.1 ms plus the disk's
 time to store the file, and :meth:`LogFiles.keeps_form` 0.1 ms for each commit of another writer.  These times
 were measured on one machine with a local disk and delta-rs 1.6.6.
 
-Commits on a local disk can go through delta-rs, as all others do, once delta-rs commits faster and also
-waits until a commit's file is on the disk.
+This module's commits on a local disk can be left to delta-rs, as all others are, once delta-rs commits faster
+and waits until a commit's file is on the disk.
 """
 
 from __future__ import annotations
@@ -43,12 +43,12 @@ _LOG: Final = "_delta_log"
 _LAST_CHECKPOINT: Final = f"{_LOG}/_last_checkpoint"
 _COMMIT = re.compile(r"(\d{20})\.json")
 _CHECKPOINT = re.compile(r"(\d{20})\.checkpoint(?:\.\d{10}\.(\d{10}))?.*\.parquet")
-"""Name of a checkpoint, or of one of its parts, which then includes the number of parts."""
+"""Pattern of the name of a checkpoint, or of one of its parts; a part's name has the number of parts."""
 _LOG_FILE = re.compile(r"(\d{20})\..+")
 _TXN: Final = b'"txn"'
 _FILE_ACTIONS: Final = (b'{"add":', b'{"remove":', b'{"cdc":')
 _FORM_KEEPING_ACTIONS: Final = frozenset({"add", "remove", "cdc", "txn", "commitInfo"})
-"""Actions that cannot change columns, properties or features."""
+"""Actions of a commit that cannot change columns, properties or features."""
 _UNFINISHED: Final = ".rocketmq-"
 """Prefix of the names of commits that are being written; readers of Delta tables ignore such names."""
 _UNFINISHED_MAX_AGE_S: Final = 3600.0
@@ -57,7 +57,7 @@ _READ_AT_ONCE = 256 * 1024
 """Bytes read by one request to an object store."""
 _READS_AT_ONCE = 32
 _MAX_FOLLOWED_COMMITS = 20
-"""With more new commits than this, reading all transaction ids again is quicker than reading the commits."""
+"""Number of new commits above which reading all transaction ids again is quicker than reading the commits."""
 
 _Read = TypeVar("_Read")
 
@@ -94,9 +94,9 @@ class LogFiles:
 
     @property
     def takes_commits(self) -> bool:
-        """True in local folders, in which :meth:`put` works.
+        """Whether :meth:`put` works here: true for local folders.
 
-        ``check_exclusive_create`` refuses local folders without hard links before.
+        Local folders without hard links, where it would not work, are refused by ``check_exclusive_create``.
         """
         return self.is_local
 
@@ -109,7 +109,7 @@ class LogFiles:
     def readable_versions(self) -> range:
         """Return the versions that can still be opened; empty if there is no table.
 
-        delta-rs reports only the newest one.
+        Unlike this, delta-rs reports only the newest version.
         """
         names = self._names()
         commits = sorted(_versions(_COMMIT, names))
@@ -121,8 +121,8 @@ class LogFiles:
     def commit_file(self, version: int) -> CommitFile:
         """Return size and time of the file of commit ``version``; both are None if the log lacks it.
 
-        If another table was put into this folder, they distinguish its commit from the one with the same
-        number in the former table; delta-rs does not notice the difference.
+        If another table was put into this folder, size and time differ from those of the former table's
+        commit with the same number. delta-rs does not notice such a replacement.
 
         This takes 0.01 ms.  To list the log for a newer commit, delta-rs takes 0.3 ms, and 6 ms after 5,000
         commits.
@@ -181,12 +181,13 @@ class LogFiles:
     def put(self, version: int, actions: Iterable[Mapping[str, Any] | str]) -> CommitFile:
         """Make the commit of a version, completely or not at all; only where :attr:`takes_commits` is true.
 
-        Return size and time of its file. Spark's log store may replace that file, so a later look may find
-        others: it first looks whether there is a commit of the version, and then renames its own.
+        Return size and time of the commit's file. A later look may find other values, because Spark's log
+        store may replace that file: it first looks whether the version has a commit, and then renames its own
+        file to the commit's name.
 
         Like delta-rs, this gives a complete file a second name.  Unlike delta-rs, it first waits until the
         file is on the disk.  Without that, a power cut might leave an empty commit before a later one that is
-        complete, and readers would skip it without an error.
+        complete, and readers would skip the empty one without an error.
 
         Args:
             version: The version to commit.
@@ -194,8 +195,8 @@ class LogFiles:
                 returns.
 
         Raises:
-            FileExistsError: If the version exists, or another writer has replaced this commit.  It may be
-                this very commit, on a mount that sent the request twice.
+            FileExistsError: If the version exists, or another writer has replaced this commit.  On a mount
+                that sends requests twice, the existing commit may be this very one.
             OSError: If the commit failed; it may have been made all the same.
         """
         assert self._local_folder is not None
@@ -236,9 +237,9 @@ class LogFiles:
         return info.size, info.mtime_ns
 
     def may_lack_commits_after(self, version: int) -> bool:
-        """Return whether there is a checkpoint after ``version``, so that commits up to it may be cleaned up.
+        """Return whether there is a checkpoint after ``version``: then commits before it may be cleaned up.
 
-        True if the file that names the newest checkpoint is damaged.
+        True also if the file that names the newest checkpoint is damaged.
         """
         try:
             newest = self._last_checkpoint()
@@ -254,9 +255,9 @@ class LogFiles:
     def row_change_info(self, version: int) -> dict[str, Any] | None:
         """Return the ``commitInfo`` of a commit that changed rows; None for other or missing commits.
 
-        Its ``timestamp`` is that of the commit's file if the writer gave none: Delta's protocol requires no
-        field of it, nor the ``commitInfo`` itself.  delta-rs' history does not show whether a commit changed
-        rows.
+        Delta's protocol requires neither ``commitInfo`` nor any field of it. Without a ``timestamp`` from the
+        writer, the result has the time of the commit's file.  delta-rs' history does not show whether a
+        commit changed rows.
         """
         try:
             actions = self._actions(_commit_path(version))
@@ -275,9 +276,9 @@ class LogFiles:
     def transactions(self, version: int, known: Transactions | None = None) -> Transactions:
         """Return the transaction ids as of a version that the log still has.
 
-        ``known``, the ids as of an earlier version, saves reading the log before it.  delta-rs looks up one
-        id by its name and goes through the log for each, which takes 0.5 to 7 ms.  Here all of them together
-        take 4 ms, and those of one more commit 0.05 ms.
+        With ``known``, the ids as of an earlier version, only the log after that version is read.  delta-rs
+        looks up each id by its name and goes through the log for it, which takes 0.5 to 7 ms.  Here all ids
+        together take 4 ms, and those of one more commit 0.05 ms.
 
         Raises:
             OSError: If a file of the log is missing or cannot be read, or the newest checkpoint is of a later
@@ -294,9 +295,9 @@ class LogFiles:
     def remove_before(self, version: int) -> int:
         """Remove log files older than the newest whole checkpoint up to ``version``; return their number.
 
-        delta-rs cleans the log up only by age, and every commit lists it: at ten commits a second, each list
-        would have 860,000 files after a day.  The newest version is never touched.  If this is killed, the
-        remaining versions have no gap.
+        delta-rs removes log files only by age, and lists the log at every commit: at ten commits a second,
+        each list would have 860,000 files after a day.  The newest version always stays.  If this is killed
+        halfway, the remaining versions have no gap.
         """
         names = self._names()
         first = max((checkpoint for checkpoint in _checkpoints(names) if checkpoint <= version), default=0)
@@ -360,7 +361,7 @@ class LogFiles:
     def _checkpointed_transactions(self, version: int) -> Transactions:
         """Return the transaction ids in the newest checkpoint, which must not be later than ``version``.
 
-        Without a checkpoint, return no ids and table version -1.
+        Without a checkpoint, return no ids, as of table version -1.
 
         Delta protocol, "Transaction Identifiers", "Checkpoints" and "V2 spec": a V2 checkpoint has its own
         kind of name and may be JSON. Its sidecar files need not be read: they have no transaction ids.

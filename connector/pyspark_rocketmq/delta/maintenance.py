@@ -15,9 +15,9 @@ logger = masking_logger(__name__)
 
 
 class Maintenance:
-    """Background thread for one kind of maintenance of one table; there is at most one run at a time.
+    """Runs one kind of maintenance of one table in a background thread; one run at a time.
 
-    A failed run is logged; the next one makes up for it.
+    A failed run is logged, and the next run does its work, too.
     """
 
     def __init__(
@@ -28,10 +28,10 @@ class Maintenance:
         *,
         is_interruptible: bool = False,
     ) -> None:
-        """Set the table; no thread starts before :meth:`after_commit` finds that a task is due.
+        """Set the table; a thread starts only when :meth:`after_commit` finds that a task is due.
 
         ``kind`` describes the table in one word, for the log and the thread's name.  A process that exits
-        normally waits for a running task.  Set ``is_interruptible`` if the task ends early when
+        normally waits for a running task.  Set ``is_interruptible`` if tasks end early when
         :data:`process_ends` is set: then the process waits for at most 30 s.
         """
         self._kind = kind

@@ -69,11 +69,12 @@ def begin_merge(
         table: The table, at the version on which the MERGE is based.
         source: The rows to merge.
         columns: The columns of ``source`` that the table gets.
-        condition: SQL that is true where a merged row and one of the table belong together.
+        condition: SQL that is true for a merged row and the row of the table that belongs to it.
         properties: Metadata of the commit.
 
     Returns:
-        The MERGE, to which the caller adds its actions, and for these the SQL of each column's new value.
+        The MERGE, to which the caller adds actions (update, insert, delete), and the SQL of each column's new
+        value for these.
     """
     merger = table.merge(
         source,
@@ -87,7 +88,7 @@ def begin_merge(
 
 
 def newest_rows(rows: pa.Table, keys: Sequence[str], order: Sequence[str]) -> pa.Table:
-    """Return the newest row of each key: the last one in the order of the columns ``order``.
+    """Return the newest row of each key: the last one when rows are sorted by the columns ``order``.
 
     Of rows that are equal in these columns, the last one in ``rows`` is the newest. A key that contains a
     null equals no other key, so all its rows are kept.
@@ -113,8 +114,8 @@ def with_blanks(rows: pa.Table, columns: Iterable[str]) -> tuple[pa.Table, list[
 
     Return the rows, and the columns that had ``__HIVE_DEFAULT_PARTITION__`` or an empty string.
 
-    Delta cannot store an empty string as a partition value, and delta-rs cannot store the string that names
-    the folder of null.
+    Delta cannot store an empty string as a partition value. delta-rs cannot store the other text, because it
+    is also the name of the folder for null.
     """
     blank = []
     for name in columns:
@@ -149,8 +150,8 @@ def check_folders(rows: pa.Table, partition_by: Iterable[str]) -> None:
 def predicate(keys: Iterable[str], blank: Collection[str] = ()) -> str:
     """Return the condition of a MERGE for rows with the same key.
 
-    A key that contains a null equals no other key, so its rows are always added. In the columns ``blank`` a
-    null of the target matches "" in the source.
+    A key that contains a null equals no other key, so its rows are always added. In the columns ``blank``, a
+    null in the table matches "" in the merged rows.
     """
     return " AND ".join(
         f"coalesce({TARGET}.{quoted(name)}, '') = {SOURCE}.{quoted(name)}"

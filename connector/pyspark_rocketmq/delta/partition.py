@@ -1,7 +1,7 @@
-"""Reads, follows and replaces the rows of one partition, in a table that has one partition column.
+"""Reads and replaces the rows of one partition, in a table that has one partition column.
 
 Once the partition's files are known, later commits show which files have taken their place.  So on a disk of
-this machine neither delta-rs nor a list of the log is needed any more.
+this machine, they can be followed without delta-rs and without listing the log.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Partition(NamedTuple):
 
     @property
     def _key(self) -> tuple[tuple[str, str | None], ...]:
-        """The value in the form of ``StoredFile.partition``."""
+        """The partition in the form of ``StoredFile.partition``."""
         return ((self.column, self.value),)
 
     def rows_in(self, table: DeltaTable) -> pa.Table:
@@ -163,8 +163,8 @@ class Partition(NamedTuple):
             note: The information of the commit.
 
         Returns:
-            The partition's files after the commit; None if delta-rs made it, since delta-rs does not report
-            them.
+            The partition's files after the commit. None if delta-rs made the commit, because it does not
+            report the files.
 
         Raises:
             FileExistsError: If another commit came first; delta-rs raises DeltaError instead.  On a mount
@@ -189,7 +189,7 @@ class Partition(NamedTuple):
         return tuple(StoredFile(file.log_path, file.size, self._key) for file in added)
 
     def _written(self, log: LogFiles, rows: pa.Table) -> Sequence[WrittenFile]:
-        """Write ``rows``, without the partition column, into a new file; into none if there are no rows."""
+        """Write ``rows``, without the partition column, into a new file; without rows, write no file."""
         if not rows.num_rows:
             return ()
         file = GrowingFile(*filesystem_of(log.table_uri), rows.schema, self._values)

@@ -40,7 +40,7 @@ class TableName(NamedTuple):
 
     @property
     def sql(self) -> str:
-        """The name with every part in backquotes, since a part may be a word of SQL."""
+        """The name with every part in backquotes, because a part may be a word of SQL, such as ``table``."""
         return ".".join(map(quoted_name, self.parts))
 
     @classmethod
@@ -106,7 +106,7 @@ def table_uri(path: str | Path) -> str:
     ``file:/…`` as a path.
 
     Raises:
-        OptionError: If it is any other URI with a single slash, such as ``s3:/…``.  Read as a path, that
+        OptionError: If it is any other URI with a single slash, such as ``s3:/…``.  As a path, such a text
             would name a folder below the current one.
     """
     text = str(path)
@@ -171,10 +171,10 @@ def check_decodes_alike(uri: str) -> None:
 
 
 def check_exclusive_create(uri: str) -> None:
-    """Refuse a folder of this machine in which two writers could create the same file.
+    """Refuse a folder of this machine in which two writers could both create the same file.
 
-    A Delta commit is a file that only one writer may create.  On a disk delta-rs links it into place, which
-    fails if the name is taken; Databricks' volumes and many FUSE mounts have no links.
+    A Delta commit is a file that only one writer may create.  On a disk, delta-rs gives the file its name by
+    a hard link, which fails if the name is taken. Databricks' volumes and many FUSE mounts have no links.
 
     Raises:
         OptionError: If links cannot be created in the folder.  If it is missing or cannot be written, there

@@ -37,14 +37,16 @@ from pyspark_rocketmq.display import masked, masking_logger
 logger = masking_logger(__name__)
 
 MAX_AGE_S: Final = 3600.0
-"""Seconds since the last look up to which newer commits are followed one by one. After a longer time the
-table is opened again, because commits may have been cleaned up.
+"""Maximum time since the last look for newer commits, in seconds, after which these are read one by one.
 
-By default Delta keeps commits for 30 days.
+After a longer time the table is opened again, because commits may have been cleaned up. By default Delta
+keeps commits for 30 days.
 """
 _MAX_FOLLOWED: Final = 1_000
-"""Maximum number of commits that are read one by one; opening the table takes about as long as reading this
-many."""
+"""Maximum number of commits that are read one by one.
+
+Opening the table takes about as long as reading so many.
+"""
 
 
 class CommitLog(Protocol):
@@ -61,7 +63,10 @@ class CommitLog(Protocol):
         ...
 
     def commit_info(self, version: int) -> dict[str, Any] | None:
-        """Return a commit's ``commitInfo`` or entry in the history, with its version; None if it is gone."""
+        """Return a commit's information, with its version; None if the commit is no longer kept.
+
+        It is the log's ``commitInfo``, or the entry in the catalog's history.
+        """
         ...
 
     def commit_infos_below(self, version: int) -> Iterator[dict[str, Any]]:
@@ -78,7 +83,7 @@ class TableView(Protocol):
         ...
 
     def use_renewed_options(self) -> None:
-        """Continue with the storage options as last renewed, if this object does not use them already.
+        """Use the storage options as they were last renewed.
 
         Raises:
             DeltaError: If the storage does not answer.
@@ -103,7 +108,7 @@ class TableView(Protocol):
 
 
 class Handle(Protocol):
-    """An object that one thread keeps to use a table; others must not share it."""
+    """An opened table, which one thread keeps; other threads must not use it."""
 
     @property
     def snapshot(self) -> TableView:
@@ -121,7 +126,7 @@ class Snapshot(TableView, Protocol):
 
     @property
     def table_id(self) -> str:
-        """Id that distinguishes this table from every other one, except copies of its folder."""
+        """Id of this table, which no other table has except copies of its folder."""
         ...
 
     @property
@@ -188,8 +193,8 @@ class TableSnapshot:
     ) -> None:
         """Start at the version of ``table``, which was just opened with the storage options ``storage``.
 
-        ``needs_delta_rs``: whether rows will be merged, replaced or queried. delta-rs does that, and keeps
-        the names of all files in memory for it.
+        Set ``needs_delta_rs`` if rows will be merged, replaced or queried. delta-rs does this, and for it
+        keeps the names of all files in memory.
         """
         self._log = LogFiles(table.table_uri, storage)
         self._values = storage.values
@@ -198,8 +203,10 @@ class TableSnapshot:
         """Time of the last look for newer commits, monotonic."""
         self._tip = self._log.commit_file(int(table.version()))
         self._checkpoint = self._last_checkpoint_file()
-        """Size and time, at the last look, of the file that names the newest checkpoint; None on remote
-        storage."""
+        """Size and time, at the last look, of the file that names the newest checkpoint.
+
+        None on remote storage.
+        """
         self.commits_itself: Final = self._log.takes_commits and not needs_delta_rs
         """Whether this object makes commits of files, by a link in the log; otherwise delta-rs makes them."""
         self._table: DeltaTable | None = None
@@ -226,7 +233,7 @@ class TableSnapshot:
 
     @property
     def table(self) -> DeltaTable:
-        """The table at this version as delta-rs opens it; if :attr:`commits_itself`, each access opens it."""
+        """The table at this version, for delta-rs. If :attr:`commits_itself`, each access opens it again."""
         return self._open_version(self.version) if self._table is None else self._table
 
     @property
@@ -269,7 +276,7 @@ class TableSnapshot:
         return int(table.version())
 
     def use_renewed_options(self) -> None:
-        """Continue with the storage options as last renewed, if this object does not use them already."""
+        """Use the storage options as they were last renewed."""
         storage = self._log.storage
         if storage.values is self._values:
             return
@@ -288,9 +295,9 @@ class TableSnapshot:
     def may_have_newer(self) -> bool:
         """Return whether there may be a commit after the version that this object is at.
 
-        If the next commit is missing, it may have been cleaned up after a checkpoint of a later version.  On
-        remote storage, and after :data:`MAX_AGE_S` without a look, only delta-rs can find out, so the answer
-        is True.
+        That is so if the log has the next commit, or if the next commit may have been cleaned up after a
+        checkpoint of a later version.  On remote storage, and after :data:`MAX_AGE_S` without a look, only
+        delta-rs can find out, so the answer is True.
         """
         if not self._log.is_local or self._age_s() > MAX_AGE_S:
             return True
@@ -392,8 +399,8 @@ class TableSnapshot:
         """Commit files on top of this version, and move to a version with that commit.
 
         Raises:
-            FileExistsError: If another commit came first, or may have; the caller must check for it before
-                the next try.
+            FileExistsError: If another commit came first, or may have come first. Before the next try, the
+                caller must check for it.
             DeltaError, OSError: If the commit failed, or if its outcome is unknown.
         """
         begun_at = self.version
@@ -445,7 +452,7 @@ class TableSnapshot:
         """Let delta-rs write exactly the next version, and move to the newest version.
 
         ``write`` gets the table at this object's version, and the properties of the commit that it must make.
-        If no row changes, it makes none; then an empty commit is made to store ``note``.
+        If it makes no commit, because no row changes, an empty commit is made to store ``note``.
 
         Raises:
             FileExistsError: If another commit came first: ``write`` used the state before that commit.
@@ -462,9 +469,10 @@ class TableSnapshot:
 
     @contextmanager
     def _noticing_others(self) -> Iterator[None]:
-        """Raise FileExistsError if delta-rs refuses a commit on top of this version and there is a newer one.
+        """Raise FileExistsError if delta-rs refuses a commit because there is a newer version.
 
-        If there is none, the table forbids the commit: then the error of delta-rs is raised.
+        If there is no newer version, the table itself forbids the commit. Then the error of delta-rs is
+        raised.
         """
         begun_at = self.version
         try:
@@ -489,7 +497,7 @@ HandleT = TypeVar("HandleT", bound=Handle)
 
 
 class HandlePerThread(Generic[HandleT]):
-    """Keeps one handle (an object to use a table) for each thread; ``open_handle`` opens a new one."""
+    """Keeps one handle (an opened table) for each thread; ``open_handle`` opens a new one."""
 
     def __init__(self, open_handle: Callable[[], HandleT]) -> None:
         self._open = open_handle

@@ -28,9 +28,9 @@ GivenOptions = Mapping[str, Any] | Callable[[], Mapping[str, Any]]
 """Storage options as the user passes them."""
 
 _SECRET: Final = re.compile("key|secret|token|password|credential|sas|service_account", re.IGNORECASE)
-"""Names of options whose values are hidden in errors."""
+"""Pattern of the names of options whose values are hidden in errors."""
 _SHORTEST_HIDDEN: Final = 6
-"""Length of the shortest value that is hidden, in characters; shorter ones may be part of any word."""
+"""Length of the shortest value that is hidden, in characters; a shorter one may be part of any word."""
 _COLOUR: Final = re.compile("\x1b\\[[0-9;]*m")
 _FROM_ENVIRONMENT: Final[Mapping[str, tuple[str, ...]]] = {
     "s3": (
@@ -66,9 +66,9 @@ _FROM_ENVIRONMENT: Final[Mapping[str, tuple[str, ...]]] = {
     ),
     "gs": ("GOOGLE_SERVICE_ACCOUNT_KEY",),
 }
-"""Environment variables that are passed on to tasks, by kind of storage: they are valid on any machine.
+"""Environment variables that are passed on to tasks, by kind of storage; they are valid on any machine.
 
-Variables that name roles or files (``_ROLES``) are not among them: each process reads its own.
+Variables that name roles or files (``_ROLES``) are not passed on: each process reads its own.
 """
 _ROLES: Final[Mapping[str, tuple[str, ...]]] = {
     "s3": (
@@ -83,7 +83,7 @@ _ROLES: Final[Mapping[str, tuple[str, ...]]] = {
     "gs": ("GOOGLE_APPLICATION_CREDENTIALS", "GOOGLE_SERVICE_ACCOUNT", "GOOGLE_SERVICE_ACCOUNT_PATH"),
 }
 _REGIONS: Final = frozenset({"AWS_REGION", "AWS_DEFAULT_REGION"})
-"""Variables that only name a region; many machines set one, whatever storage they use."""
+"""Variables that only name a region. Many machines set one, even if they use other storage."""
 _PREFIX: Final = re.compile("^(?:aws|azure_storage|azure|google)_")
 _SYNONYMS: Final = {
     "default_region": "region",
@@ -100,8 +100,10 @@ FAMILY_OF: Final = {
     "gs": "gs",
 }
 _RETRY_OPTIONS: Final = {"backoff_config.max_backoff": "1s", "max_retries": "20"}
-"""Retries for some ten seconds.  By default delta-rs tries ten times and sleeps for up to 15 s in between,
-even if the storage is back sooner."""
+"""Options with which delta-rs tries again for some ten seconds.
+
+By default it tries ten times and sleeps for up to 15 s in between, even if the storage is back sooner.
+"""
 
 
 class StorageOptions:
@@ -135,8 +137,8 @@ class StorageOptions:
         """Create the options from the text of a JSON object; return no options for None.
 
         Raises:
-            ValueError: If the text is invalid.  The message is the end of a sentence, and does not show the
-                text.
+            ValueError: If the text is invalid.  Its message ends a sentence of the caller, such as "is not
+                JSON", and does not show the text.
         """
         if text is None:
             return NO_OPTIONS
@@ -156,16 +158,16 @@ class StorageOptions:
 
     @property
     def values(self) -> Mapping[str, str]:
-        """The given options as last renewed, without those of the environment.
+        """The given options as they were last renewed, without those of the environment.
 
-        After a renewal that changed them, this is another mapping object.
+        A renewal that changes the options replaces this mapping object.
         """
         return self.renew() if self._values is None else self._values
 
     def values_for(self, uri: str) -> dict[str, str]:
         """Return all options for the storage of ``uri``; empty for a folder on this machine.
 
-        They include those of the environment and of retries.
+        They include options from the environment and those for retries.
         """
         if local_path(uri) is not None:
             return {}
@@ -174,14 +176,14 @@ class StorageOptions:
         return self._used
 
     def renew(self) -> Mapping[str, str]:
-        """Call the callable, if there is one, and return the values: the same object if they are equal.
+        """Call the callable, if there is one, and return :attr:`values`: the same object if they are equal.
 
-        If it fails, the earlier values stay in use.
+        If the callable fails, the earlier values stay in use.
 
         Raises:
             OSError: If the callable fails, and has not succeeded before.  The caller may try again, as if
-                storage did not answer.
-            OptionError: If it does not return options.
+                the storage did not answer.
+            OptionError: If the callable returns something other than options.
         """
         if callable(self._given):
             try:
@@ -203,7 +205,7 @@ class StorageOptions:
         return self._values
 
     def for_tasks(self, uri: str) -> StorageOptions:
-        """Return fixed options for tasks: the values for ``uri`` as last renewed, and the environment's."""
+        """Return fixed options for tasks to reach ``uri``: those last renewed, and the environment's."""
         return StorageOptions(self.values_for(uri))
 
     def describe_error(self, error: BaseException) -> str:
@@ -286,9 +288,9 @@ def is_reached_by_environment(uri: str) -> bool:
 
 
 def _joined(*layers: Mapping[str, str]) -> dict[str, str]:
-    """Join mappings of options by name, the first of which wins.
+    """Join mappings of options; of several values of an option, keep the one in the first mapping.
 
-    delta-rs has several names for some options, and might use any of them; so only the first is kept.
+    delta-rs has several names for some options. If it got two of them, it might use either.
     """
     joined: dict[str, str] = {}
     known: set[str] = set()
@@ -306,15 +308,15 @@ NO_OPTIONS: Final = StorageOptions()
 
 
 def filesystem_of(uri: str, storage: StorageOptions | None = None) -> tuple[fs.FileSystem, str]:
-    """Return a file system, and the folder of the table in it: an empty string for remote storage.
+    """Return a file system and the table's folder in it; the folder is an empty string for remote storage.
 
     Remote storage is reached through delta-rs, in tasks too, so that the same options, schemes and ways to
     find credentials apply everywhere. Loading delta-rs in a worker is safe: workers do not fork, and the
     daemon that forks them does not load it.
 
     Measured beside Arrow's S3: a worker loads delta-rs in 18 ms and 19 MB (Arrow: 15 ms and 9 MB), and writes
-    a small file in 15 ms (19 ms). From the first file on, either needs some 110 MB. While delta-rs opens a
-    file, the process's other threads wait for one answer of the storage; with Arrow they do not.
+    a small file in 15 ms (Arrow: 19 ms). From the first file on, either needs some 110 MB. While delta-rs
+    opens a file, the process's other threads wait for one answer of the storage; with Arrow they go on.
 
     Raises:
         OptionError: If delta-rs does not know the URI's scheme.

@@ -29,15 +29,14 @@ logger = masking_logger(__name__)
 T = TypeVar("T")
 
 STORAGE_ERRORS = (DeltaError, OSError)
-"""Errors that delta-rs raises if a table cannot be read (``DeltaError``) or its storage does not answer
-(``OSError``)."""
+"""Errors of delta-rs: DeltaError if a table cannot be read, OSError if its storage does not answer."""
 
 _PAUSES_S: Final = (0.5, 1.0, 2.0, 4.0, 8.0)
 """Pauses in seconds before remote storage is asked again."""
 _OPEN_ATTEMPTS: Final = 9
-"""Number of attempts to open a local table of which any ``DeltaError`` is ignored; one more attempt follows.
+"""Number of attempts to open a local table after which a ``DeltaError`` is ignored; one more attempt follows.
 
-If there is no table, the first attempt raises.
+If there is no table, the first attempt raises the error.
 """
 
 _LEGACY_WRITER_FEATURES = (
@@ -63,7 +62,7 @@ class Column:
     is_nullable: bool = True
     metadata: Mapping[str, Any]
     marks_within: frozenset[str] = frozenset()
-    """Metadata keys of the fields within the type, except comments."""
+    """Metadata keys of fields within the type (of its structs), except comments."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -245,9 +244,9 @@ def sql_literal(text: str) -> str:
 
 
 def highest_text(table: DeltaTable, column: str) -> str | None:
-    """Return the highest text of a column by the statistics of the files; None if they have none.
+    """Return the highest text of a column, as the statistics of the files show it; None if they show none.
 
-    The statistics cut off a long text, and may put another character at its end.
+    In statistics, a long text is cut off, and may end with another character.
     """
     files = pa.table(table.get_add_actions(flatten=True))
     name = f"max.{column}"
