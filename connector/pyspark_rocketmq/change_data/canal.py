@@ -1,10 +1,14 @@
 """Canal's flat JSON (``FlatMessage``), and what TiCDC writes as ``canal-json``.
 
 Position: the number of transactions that the source has executed, if Canal reads by global transaction
-ids (``canal.instance.gtidon=true``), or TiCDC's commit timestamp (``enable-tidb-extension=true``). All
-changes of a transaction have one position; they are in the order of the queue. So if a transaction takes a
-key from one row and gives it to another, and these changes are in two queues, they have no order. A message
+ids (``canal.instance.gtidon=true``), or TiCDC's commit timestamp (``enable-tidb-extension=true``). A message
 with neither number has no position: ``es`` has whole seconds, and ``id`` counts from the program's start.
+
+All changes of a transaction have one position; they are in the order of the queue. So if a transaction takes
+a key from one row and gives it to another, and these changes are in two queues, they have no order.
+
+A *run* is a number of consecutive messages with rows of one table and the same columns. They are decoded
+together, column by column, which is faster.
 
 Source: ``MQMessageUtils.messageConverter``, ``CanalRocketMQProducer.send``.
 """
@@ -52,11 +56,11 @@ _OPERATIONS: Final = {
 _NOTHING: Final = (b"", b"null")
 """Bodies without a change. Old versions of Canal send ``null`` to a queue if a message has no rows for it."""
 _HEAD: Final = ("database", "table", "pkNames", "mysqlType")
-"""Members that are equal in all messages of a run."""
+"""Members of a message's JSON object that are equal in all messages of a run."""
 _FEWEST_ROWS: Final = 24
-"""Number of rows from which on columns save time."""
+"""Minimum number of rows of a run for which decoding by columns saves time."""
 _MOST_ROWS, _MOST_BYTES = 4096, 8 << 20
-"""Number of rows, and of bytes of messages, from which on a run takes no further message."""
+"""Number of rows, and of bytes of messages, at which a run ends."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +79,8 @@ class CanalJson:
     def runs(self, bodies: Sequence[bytes]) -> Iterator[Run]:
         """Divide messages, given by their bodies, into runs; yield all runs in the order of the messages.
 
-        The changes of a run are those that :meth:`decode` gives for its messages one by one.
+        A run has the same changes that :meth:`decode` returns for its messages one by one. A message that
+        cannot be decoded together with others is a run of its own.
         """
         run: _Run | None = None
         for number, body in enumerate(bodies):
@@ -103,7 +108,7 @@ class CanalJson:
             return [BadChange(f"the body is no message of Canal: {fault}")]
 
     def _begun(self, number: int, members: Mapping[str, Any] | Decoded, nbytes: int) -> _Run | None:
-        """Return a run that begins with a message; None if the message is not fit for a run."""
+        """Return a run that begins with a message; None if the message cannot be decoded with others."""
         if not isinstance(members, Mapping):
             return None
         flat = _Flat(members)
@@ -188,7 +193,7 @@ class CanalJson:
 def _columns_of(
     declared: tuple[tuple[str, str], ...], rules: Rules
 ) -> tuple[Mapping[str, Column[str]], Mapping[str, SourceType]]:
-    """Return the columns of a message's ``mysqlType`` and their types, both by name.
+    """Return the columns that a message's ``mysqlType`` declares, and their types, both by name.
 
     Raises:
         ValueError: If a type cannot be read.
@@ -198,7 +203,7 @@ def _columns_of(
 
 
 def _members_of(body: bytes) -> Mapping[str, Any] | Decoded:
-    """Return the members of a message's JSON object; without an object, the contents of the message."""
+    """Return the members of a message's JSON object; if it is none, what the message is instead."""
     if body.strip() in _NOTHING:
         return PassedOver("empty body")
     try:
@@ -251,7 +256,7 @@ class _Shape(NamedTuple):
     columns: Mapping[str, Column[str]]
     types: Mapping[str, SourceType]
     named_keys: Sequence[str] | None
-    """Key columns that the user has named; None without them."""
+    """Key columns that the user has named in the option ``keys``; None if there are none."""
     own_keys: Sequence[str]
     """Key columns that the message names."""
     position: Position | None
@@ -284,7 +289,7 @@ class _Shape(NamedTuple):
 
 
 def _texts(row: Mapping[str, Any]) -> Iterable[tuple[str, str | None]]:
-    """Return names and values of a row.
+    """Return the names and values of a row's columns, after a check that each value is text or null.
 
     Raises:
         ValueError: If a value is neither a text nor null.
@@ -301,7 +306,7 @@ class _Run:
     """Consecutive messages of one table whose rows have the same columns; no message changes a key."""
 
     def __init__(self, begin: int, first: _Flat, shape: _Shape, keys: frozenset[str]) -> None:
-        """Begin with the message of number ``begin``; the caller adds it, too."""
+        """Begin a run with the message of number ``begin``, which the caller then adds by :meth:`add`."""
         self.messages: list[Mapping[str, Any]] = []
         """Members of each message."""
         self._begin = begin
@@ -324,9 +329,9 @@ class _Run:
         return range(self._begin, self._begin + len(self.messages))
 
     def add(self, members: Mapping[str, Any] | Decoded, nbytes: int) -> bool:
-        """Add the next message, whose body has ``nbytes``.
+        """Add the next message, whose body has ``nbytes``; return whether it fits into the run.
 
-        Return False, and add nothing, if the message does not fit.
+        A message that does not fit is not added.
         """
         if not isinstance(members, Mapping) or len(self._rows) >= _MOST_ROWS or self._nbytes >= _MOST_BYTES:
             return False
@@ -357,9 +362,9 @@ class _Run:
         return True
 
     def columns(self, contents: Iterator[Sequence[Decoded]]) -> ChangeColumns | None:
-        """Return the changes, with the ``contents`` of the messages.
+        """Return the run's changes as columns; ``contents`` are the contents of its messages.
 
-        None if they are so few that columns would cost more than they save.
+        None if the changes are so few that columns would cost more than they save.
         """
         if len(self._rows) < _FEWEST_ROWS:
             return None
@@ -377,7 +382,7 @@ class _Run:
         )
 
     def _are_whole(self, rows: Any) -> bool:
-        """Return whether ``rows`` are rows, at least one, that have all columns and no other."""
+        """Return whether ``rows`` is a list of rows, at least one, each with exactly the run's columns."""
         names = self._shape.columns.keys()
         return (
             isinstance(rows, list)
@@ -386,7 +391,7 @@ class _Run:
         )
 
     def _keep_keys(self, old: Any) -> bool:
-        """Return whether ``old`` are parts of rows, or null, without a column of the key."""
+        """Return whether ``old``, the values before updates, has no column of the key: no key changes."""
         others = self._others
         return isinstance(old, list) and all(
             before is None or (isinstance(before, dict) and before.keys() <= others) for before in old
@@ -394,5 +399,5 @@ class _Run:
 
 
 def _head_of(members: Mapping[str, Any]) -> Sequence[Any]:
-    """Return the members that all messages of a run have in common."""
+    """Return the members of a message that must be equal in all messages of a run."""
     return tuple(map(members.get, _HEAD))

@@ -1,15 +1,17 @@
 """Canal's protobuf messages (``canal.mq.flatMessage=false``): a ``Packet`` of ``Entry`` values.
 
 Position: number of transactions that the source has executed (0 without ``gtidon``), epoch of the server
-(``Rules.epoch_of``), number of the binary log's file, offset in it. Rows of one event share a position: they
-are in the order of the queue.
+(``Rules.epoch_of``), number of the binary log's file, offset in it. Rows of one event of the binary log share
+a position: they are in the order of the queue.
 
-Where Canal hashes keys, the rows of an event are in entries of their own, in several queues, which have no
-order. A statement such as ``UPDATE t SET no = no + 1 ORDER BY no DESC`` frees each key before a row gets it.
-So if an entry has only one row of an event with several, and an update changes its key, the delete of the old
-key has the position of the byte before the event. ``INSERT … ON DUPLICATE KEY UPDATE`` and REPLACE may change
-a row's key twice in one event, from 1 to 2 to 3. Nothing in the entries distinguishes this from keys that are
-freed. So the table keeps a row with the key 2, which the source no longer has.
+Where Canal hashes keys, each row of an event is in an entry of its own, and the entries are in several
+queues, which have no order among them. A statement such as ``UPDATE t SET no = no + 1 ORDER BY no DESC``
+frees each key before another row gets it. So if an update changes a key, and its entry has only one of the
+event's several rows, the delete of the old key gets the position of the byte before the event.
+
+``INSERT … ON DUPLICATE KEY UPDATE`` and REPLACE may change a row's key twice in one event, from 1 to 2 to 3.
+Nothing in the entries distinguishes this from keys that are freed. So the table keeps a row with the key 2,
+which the source no longer has.
 
 Only a few fields are needed, so they are read without generated code: those of ``CanalProtocol.proto`` and
 ``EntryProtocol.proto``.
@@ -65,7 +67,7 @@ _STATEMENTS: Final = {
     11: "dindex",
 }
 _ROWS_OF_EVENT: Final = "rowsCount"
-"""Property of an entry's header with the number of rows in its event."""
+"""Property in an entry's header: the number of rows in the entry's event."""
 _UPDATE: Final = 2
 """Number of the event UPDATE, the default of the field ``eventType``."""
 
@@ -189,7 +191,7 @@ def _statement(
 
 
 def _rows_of_event(header: Fields) -> int:
-    """Return how many rows the event of an entry has; 0 if unknown. The entry may have only one of them."""
+    """Return how many rows an entry's event has, of which the entry may have only one; 0 if unknown."""
     pairs = (fields(pair) for pair in header.get(12, ()) if isinstance(pair, bytes))
     return next((int(text(pair, 2)) for pair in pairs if text(pair, 1) == _ROWS_OF_EVENT), 0)
 
@@ -264,7 +266,7 @@ def _varint(encoded: bytes, at: int) -> tuple[int, int]:
 def number(message: Fields, field: int, otherwise: int = 0) -> int:
     """Return the number in a field of a protobuf message; ``otherwise`` if the field is missing.
 
-    If the field is there more than once, the last value counts.
+    If the field occurs more than once, its last value counts.
 
     Raises:
         ValueError: If the field is no number.
@@ -278,7 +280,7 @@ def number(message: Fields, field: int, otherwise: int = 0) -> int:
 def data(message: Fields, field: int) -> bytes:
     """Return the bytes in a field of a protobuf message; empty if the field is missing.
 
-    If the field is there more than once, the last value counts.
+    If the field occurs more than once, its last value counts.
 
     Raises:
         ValueError: If the field is a number.
@@ -292,7 +294,7 @@ def data(message: Fields, field: int) -> bytes:
 def text(message: Fields, field: int) -> str:
     """Return the text in a field of a protobuf message; empty if the field is missing.
 
-    If the field is there more than once, the last value counts.
+    If the field occurs more than once, its last value counts.
 
     Raises:
         ValueError: If the field is no text in UTF-8.

@@ -1,4 +1,7 @@
-"""A change of a row, in the form that every envelope (the reader of one program's messages) returns."""
+"""A change of a row, in the form that every envelope (the reader of one program's messages) returns.
+
+The *source* is the database whose changes the messages have.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +24,7 @@ class Operation(StrEnum):
     TRUNCATE = "truncate"
     """Deletes all rows of the table that have a lower position. It has no key."""
     SNAPSHOT = "snapshot"
-    """The row as a snapshot has read it. It never replaces a change with a higher position."""
+    """The row as a snapshot of the table has read it. It never replaces a change with a higher position."""
 
 
 class Kind(StrEnum):
@@ -62,13 +65,13 @@ class SourceTable:
 
 @dataclass(frozen=True, slots=True)
 class SourceType:
-    """The type of a column in the source, as the message gives it. It is never guessed from a value."""
+    """The type of a column in the source, as the message gives it; a type is never guessed from a value."""
 
     text: str
     """The type as the source names it: ``bigint(20) unsigned``, ``io.debezium.time.MicroTimestamp``."""
     kind: Kind
     precision: int | None = None
-    """Number of digits of a decimal; None: not bounded."""
+    """Number of digits of a decimal; None if the type has no maximum."""
     scale: int | None = None
     element: SourceType | None = None
     """Type of an array's elements."""
@@ -109,8 +112,8 @@ class Change:
 
     An update that changes the key is two changes: the delete of the old key, then an insert of the new one
     with the whole row, at the same position or a higher one. Either may reach a reader first, so a reader
-    orders the changes of each key by position. If the source leaves out columns (``absent``, MINIMAL row
-    images), the insert lacks their values: only the stored row of the old key has them.
+    orders the changes of each key by position. If the source leaves out columns (``absent``), as MySQL does
+    with MINIMAL row images, the insert lacks their values: only the stored row of the old key has them.
     """
 
     table: SourceTable
@@ -122,15 +125,16 @@ class Change:
     before: Mapping[str, Any] | None = None
     """The row before the change, with the columns that the source logs; None if there is none."""
     position: Position | None = None
-    """None if the message has none: then only the queue gives an order (``ChangeTable(order="queue")``).
+    """Position in the source's log. None if the message has none.
 
-    A row of a snapshot without a position comes before all changes with one.
+    Then only the queue gives an order (``ChangeTable(order="queue")``). But a row of a snapshot without a
+    position comes before all changes with a position.
     """
     absent: frozenset[str] = frozenset()
     """Columns of the table that the source has left out of ``row``: they keep their stored values.
 
-    A source may leave out columns without naming them. A column of the target that is neither in ``row`` nor
-    here keeps its stored value too.
+    A source may leave out columns without naming them. So a column of the sink's table that is neither in
+    ``row`` nor here keeps its stored value, too.
     """
     types: Mapping[str, SourceType] = field(default_factory=dict)
     """Types of the columns in the source, by name; empty if the messages have no types."""
@@ -160,11 +164,11 @@ class Change:
 class SchemaChange:
     """A statement of the source that changes a schema.
 
-    When a reader gets it, older rows of other queues may be unread, and newer ones may be read already.
+    When it reaches a reader, older rows of other queues may still be unread, and newer ones already read.
     """
 
     table: SourceTable | None
-    """None if the envelope names none: a statement on a database."""
+    """The table that the statement is about. None if the envelope names none, as for a whole database."""
     statement: str
     """The statement's text; empty if the envelope has none."""
     kind: str = ""
@@ -185,7 +189,7 @@ class BadChange:
     """A message, or a row of one, that cannot be applied."""
 
     reason: str
-    """The fault and its remedy. The caller, which has the message, adds its topic, queue and offset."""
+    """The fault and its remedy. The caller adds the message's topic, queue and offset."""
     table: SourceTable | None = None
 
 

@@ -1,4 +1,7 @@
-"""The changes of many messages together, as columns: most of the cost of a change is that of its objects."""
+"""The changes of many messages together, as columns.
+
+This saves making an object for each change and each row, which is most of the cost of a change.
+"""
 
 from __future__ import annotations
 
@@ -12,17 +15,17 @@ from pyspark_rocketmq.change_data.rules import Column
 from pyspark_rocketmq.change_data.times import Unreadable
 
 _TEXTS: Final = frozenset({str, type(None)})
-"""Classes of the values that columns of texts may have."""
+"""Classes of the values that a column of texts may have."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChangeColumns:
     """Changes of consecutive messages to rows of one table, all with the same columns.
 
-    Each is an insert, a delete, or an update that keeps the row's key, and its message has the whole row. The
-    lists have an item for each change, in the order of the messages and of the rows in a message.
+    Each change is an insert, a delete, or an update that keeps the row's key, and its message has the whole
+    row. The lists have an item for each change, in the order of the messages and of the rows in a message.
 
-    A value may turn out to be unreadable. Then none of these changes count, only ``contents``.
+    If a value turns out to be unreadable, the caller takes the changes from ``contents`` instead.
     """
 
     table: SourceTable
@@ -31,9 +34,9 @@ class ChangeColumns:
     rows: Sequence[Mapping[str, Any]]
     """The row after each change; before it, for a delete. Values are as the message has them."""
     old: Mapping[str, Sequence[Any]]
-    """Further values of the messages, by column: those before updates. They must be readable, too."""
+    """Values before updates, by column; they must be readable, too. They are not in the order of the rows."""
     messages: Sequence[int]
-    """Number of each change's message, from 0, among the messages that were given."""
+    """Number of each change's message, from 0, among all messages that were passed to ``runs``."""
     numbers: Sequence[int]
     """Number of each change in its message, from 0."""
     operations: Sequence[Operation]
@@ -42,13 +45,13 @@ class ChangeColumns:
     source_times: Sequence[datetime | None]
     """Time of each change in the source, as in ``Change``."""
     contents: Iterator[Sequence[Decoded]]
-    """Contents of each message, as ``Envelope.decode`` returns them; decoded when they are taken."""
+    """Contents of each message, as ``Envelope.decode`` returns them; each is decoded when it is taken."""
 
     def texts(self, name: str) -> list[str | None]:
         """Return the values of a column as they are in the messages.
 
         Raises:
-            ValueError: If one is neither a text nor null.
+            ValueError: If a value is neither a text nor null.
         """
         return _only_texts([row[name] for row in self.rows])
 
@@ -56,7 +59,7 @@ class ChangeColumns:
         """Return the values of a column, decoded.
 
         Raises:
-            ValueError, ArithmeticError: If one cannot be decoded.
+            ValueError, ArithmeticError: If a value cannot be decoded.
         """
         return _decoded(self.columns[name], self.texts(name))
 
@@ -64,7 +67,7 @@ class ChangeColumns:
         """Check that the values before updates can be decoded.
 
         Raises:
-            ValueError, ArithmeticError: If one cannot.
+            ValueError, ArithmeticError: If a value cannot be decoded.
         """
         for name, texts in self.old.items():
             _decoded(self.columns[name], _only_texts(texts))
@@ -73,7 +76,8 @@ class ChangeColumns:
 Run: TypeAlias = "tuple[range, ChangeColumns | Sequence[Sequence[Decoded]]]"
 """Consecutive messages, by their numbers from 0, and their changes as columns.
 
-If columns would save nothing: the contents of each message, as ``Envelope.decode`` returns them.
+If columns would save nothing, the contents of each message are there instead, as ``Envelope.decode`` returns
+them.
 """
 
 

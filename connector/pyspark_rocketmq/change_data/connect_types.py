@@ -37,7 +37,7 @@ DEEPEST_ARRAY: Final = 32
 """Maximum number of dimensions of an array; PostgreSQL has 6."""
 _UNSIGNED: Final = 2**64
 _MOST_DIGITS: Final = 131_072
-"""Digits that PostgreSQL's numeric may have before the point; behind it there are fewer."""
+"""Maximum number of digits before the point of PostgreSQL's numeric; behind the point it has fewer."""
 _LONGEST_BITS: Final = 64
 _BEYOND_SINGLE: Final = 2.0**128 - 2.0**103
 """Least number that is infinite as a 32-bit float. Java writes the greatest 32-bit float as 3.4028235E38."""
@@ -57,7 +57,7 @@ class _Field:
 
 
 def connect_column(schema: Mapping[str, Any], rules: Rules) -> Column[Any]:
-    """Return type and decoder of a column, from the schema of its field in Kafka Connect's JSON.
+    """Return the type and the decoder of a column, from the schema of its field in Kafka Connect's JSON.
 
     Raises:
         ValueError: If the schema cannot be read.

@@ -11,10 +11,10 @@ Positions, which have the same number of parts in all messages of a connector:
 * SQL Server: commit LSN and change LSN, three parts each, and the number of the event.
 * Other connectors: none.
 
-For an update of the table's own key, Debezium sends a delete and an insert, in two queues, and with one
-position if messages have no order in the transaction. If ``keys`` names other columns, the update may leave
-their values as they are. The delete and the insert then have the same key, and a delete that is read last
-would remove the row. So this delete gets a position just below the update.
+For an update of the table's own key, Debezium sends a delete and an insert, in two queues. Both have the same
+position if messages have no order in the transaction. If the option ``keys`` names other columns, the update
+may leave the values of these as they are. The delete and the insert then have the same key, and a delete that
+is read last would remove the row. So the delete gets a position just below that of the insert.
 
 Without a schema, values are as JSON has them, types are empty, and nothing distinguishes bytes and precise
 decimals from text: set ``decimal.handling.mode=string``.
@@ -58,13 +58,19 @@ _OPERATIONS: Final = {
 _FLAT: Final = "__"
 """Prefix of the fields that ``ExtractNewRecordState`` adds."""
 _FLAT_MARKS: Final = frozenset({f"{_FLAT}op", f"{_FLAT}deleted"})
-"""Fields of which every flattened message has one, and no other message does."""
+"""Fields that only flattened messages have; each has one of them at least."""
 _SCHEMA, _PAYLOAD = '{"schema":', ',"payload":'
-"""Texts before the schema, and between it and the payload, as Kafka Connect writes them."""
+"""Texts before the schema, and between schema and payload, as Kafka Connect writes them."""
 _LONGEST_KEPT: Final = 128 << 10
-"""Number of characters up to which a schema is kept: it takes several times its text's memory."""
+"""Maximum length of a schema's text, in characters, up to which the parsed schema is kept for later messages.
+
+A parsed schema takes several times the memory of its text.
+"""
 _MOST_KINDS: Final = 64
-"""Number of sets of names for which a schema keeps its columns; usually each message has the same names."""
+"""Number of different sets of column names for which a schema keeps the decoders.
+
+Usually all messages have the same names.
+"""
 NEW_KEY: Final = "__debezium.newkey"
 """Header of the delete that Debezium sends for an update of the table's own key."""
 
@@ -104,10 +110,10 @@ class DebeziumJson:
             return [BadChange(str(fault), table)]
 
     def _freed(self, change: Change, own_key: Mapping[str, Any]) -> Change:
-        """Return Debezium's delete of a changed key, with a position just below the update if necessary.
+        """Return Debezium's delete of a changed key, with a lower position if necessary.
 
-        That is necessary if ``keys`` lacks columns of the table's own key: the values that ``keys`` names may
-        then be the same in the insert that follows.
+        The position must be just below that of the insert that follows if both may have the same key. They
+        may if ``keys`` lacks columns of the table's own key.
         """
         named, position = self.rules.keys_of(change.table), change.position
         if change.operation is not Operation.DELETE or named is None or position is None:
@@ -120,8 +126,8 @@ class DebeziumJson:
     def _with_key_change(self, change: Change) -> Sequence[Change]:
         """Return a delete and an insert if an update changes a key that ``keys`` names, else the change.
 
-        For the table's own key, Debezium itself sends a delete and an insert. If the source logs no old
-        values, a change of a named key cannot be noticed, so such a key must not change.
+        For the table's own key, Debezium already sends a delete and an insert. If the source logs no old
+        values, a change of a key that ``keys`` names cannot be noticed, so it must not change.
         """
         named, before, row = self.rules.keys_of(change.table), change.before or {}, change.row
         if named is None or change.operation is not Operation.UPDATE:
@@ -178,7 +184,7 @@ class _Struct:
 
     @classmethod
     def of(cls, text: str, rules: Rules) -> _Struct:
-        """Return a JSON text's payload and schema; a value without these two members is the payload.
+        """Parse a JSON text with ``schema`` and ``payload``; without these members, all of it is the payload.
 
         Raises:
             ValueError: If the text is no JSON, or the payload is no JSON object.
@@ -217,15 +223,15 @@ class _Struct:
         return _Struct(payload, self.schema, self.rules)
 
     def typed_as(self, row: _Schema | None) -> _Struct:
-        """Return the object with the schema ``row`` if that schema has all members of the object.
+        """Return the object with the schema ``row``, if it has no schema and ``row`` has all its members.
 
-        Otherwise, or if the object has a schema, return it as it is.
+        Otherwise return the object as it is.
         """
         typed = _Struct(self.payload, row, self.rules)
         return typed if self.schema is None and typed.columns().keys() == self.payload.keys() else self
 
     def columns(self) -> Mapping[str, Column[Any]]:
-        """Return type and decoder of those members of the payload that the schema has, by name."""
+        """Return the types and decoders of those members of the payload that the schema has, by name."""
         return {} if self.schema is None else self.schema.columns(tuple(self.payload))
 
     def types(self) -> dict[str, SourceType]:
@@ -233,7 +239,7 @@ class _Struct:
         return {name: column.type for name, column in self.columns().items()}
 
     def row(self) -> tuple[dict[str, Any], frozenset[str]]:
-        """Return the values, and the names of the columns for which the source has sent a placeholder."""
+        """Return the row's values, and the columns for which Debezium sent a placeholder, not the value."""
         mark = self.rules.unavailable_value
         absent = frozenset(name for name, value in self.payload.items() if _is_unavailable(value, mark))
         here = {name: value for name, value in self.payload.items() if name not in absent}
@@ -247,15 +253,15 @@ class _Struct:
 
 
 class _Schema:
-    """The schema of a JSON object: one object for all messages that have the same text of it."""
+    """The schema of a JSON object. Messages with the same text of the schema share this object."""
 
     def __init__(self, schema: Mapping[str, Any], rules: Rules) -> None:
         self._schema = schema
         self._rules = rules
         self._members: dict[str, _Schema | None] = {}
-        """Schemas of members that were asked for so far."""
+        """Schemas of the members that :meth:`member` has returned so far."""
         self._columns: dict[tuple[str, ...], Mapping[str, Column[Any]]] = {}
-        """Columns by the names that were asked for, so far."""
+        """Results of :meth:`columns` so far, by its argument."""
 
     def member(self, name: str) -> _Schema | None:
         """Return the schema of a member; None if there is no such member.
@@ -269,7 +275,7 @@ class _Schema:
         return self._members[name]
 
     def columns(self, names: tuple[str, ...]) -> Mapping[str, Column[Any]]:
-        """Return type and decoder of the members that have these names, by name.
+        """Return the types and decoders of the members that have these names, by name.
 
         Raises:
             ValueError: If the schema has no list of fields, or if a field cannot be read.
@@ -295,9 +301,10 @@ class _Schema:
 
 
 def _schema_and_payload(text: str, rules: Rules) -> tuple[_Schema | None, Any]:
-    """Parse a JSON text; return its schema and payload, or None and the value if it does not have just these.
+    """Parse a JSON text with ``schema`` and ``payload``, and return both.
 
-    Debezium repeats the schema, which is most of the text, in each message: it is parsed only once.
+    Any other value is the payload, without a schema. Debezium repeats the schema, which is most of the text,
+    in each message, so a schema is parsed only once and kept.
 
     Raises:
         ValueError: If the text is no JSON.
@@ -316,7 +323,7 @@ def _schema_and_payload(text: str, rules: Rules) -> tuple[_Schema | None, Any]:
 
 @lru_cache(maxsize=128)
 def _schema_in(text: str, rules: Rules) -> _Schema | None:
-    """Parse the text of a schema; None if it is no JSON object.
+    """Parse the text of a schema; return None if it is no JSON object.
 
     Raises:
         ValueError: If it is no JSON.
@@ -455,10 +462,10 @@ def _key(keys: str, rules: Rules) -> _Struct:
 def _key_values(
     named: Sequence[str] | None, key: _Struct, image: _Struct | None, of_row: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Return the values of the key's columns: from the message's KEYS, or else from its row.
+    """Return the values of the key's columns: from the message's KEYS, or else from the row ``image``.
 
-    ``of_row`` has the values of the row ``image``. If only the row has a schema, the key's values are from
-    the row, or else from KEYS.
+    ``of_row`` has the values of that row, already decoded. If only the row has a schema, the row comes first,
+    and KEYS second. ``named`` are the columns that the user has named; None without them.
     """
     names = list(key.payload) if named is None else named
     of_key = key.row()[0] if key.payload else {}
@@ -516,7 +523,7 @@ def _is_unavailable(value: Any, placeholder: str) -> bool:
 
 @lru_cache(maxsize=16)
 def _texts_of(placeholder: str) -> tuple[str, str]:
-    """Return the placeholder, and its base64 form, which stands for a value of bytes."""
+    """Return the placeholder as text, and in base64, as it stands in a column of bytes."""
     return placeholder, b64encode(placeholder.encode()).decode()
 
 

@@ -1,12 +1,13 @@
 """The effect of changes on a row, in whatever order they come.
 
-Rule 1: order is the source's. Each change has a place in one order (:func:`order_of`): its position in the
-source's log, then its place in the queue. A change never undoes one that comes after it in this order.
+Rule 1: the order is that of the source. Each change has a *place* in one order (:func:`order_of`): its
+position in the source's log, then its offset in the queue. A change never undoes one that comes after it in
+this order.
 Rule 2: nothing depends on how changes arrive. The state of a key is the highest deletion, and per column the
 value with the highest place. Combining states is associative, commutative and idempotent: any order of
 arrival, any repetition and any batches give the same state.
-Rule 3: values are elsewhere. A :class:`Fact` names the row that has its values, so they are never copied, and
-no type is lost.
+Rule 3: values stay where they are. A :class:`Fact` has only the number of the row that has its values, so
+they are never copied, and no type is lost.
 """
 
 from __future__ import annotations
@@ -21,12 +22,12 @@ from typing import Final, NamedTuple
 from pyspark_rocketmq.errors import OffsetError
 
 Order = str
-"""A text for a place in the order of a table's changes: texts compare as their places do.
+"""A place in the order of a table's changes, as a text: of two texts, the higher one is the later place.
 
-Tables store this text: Delta has statistics for texts, and all engines compare those in the same way.
+Tables store this text, because Delta has statistics for texts, and all engines compare texts in the same way.
 """
 LOWEST: Final[Order] = ""
-"""The place below all others: that of a value which nobody has sent yet."""
+"""The place below all others: that of a value which no message has had yet."""
 OTHERS: Final = "*"
 """Key in :attr:`Fact.older` that stands for all columns which have no entry of their own there."""
 NONE_OLDER: Final[Mapping[str, Order]] = MappingProxyType({})
@@ -40,11 +41,11 @@ def order_of(
 ) -> Order:
     """Return a change's place in the order of its table.
 
-    Of changes with equal positions, rows that a snapshot read are lower than all others; then the order of
-    the queue decides. Without positions, only the order of the queue decides.
+    The position decides first. Of changes with equal positions, rows that a snapshot read come before all
+    others; then the order of the queue decides. Without positions, only the order of the queue decides.
 
     Args:
-        position: Position in the log of the source; None if only the queue has an order.
+        position: Position in the log of the source; None if the message has none.
         queue_offset: Offset of the change's message.
         number: Number of the change in its message.
         is_snapshot: Whether a snapshot read the row, perhaps while others changed it.
@@ -57,7 +58,7 @@ def order_of(
 
 
 def parts_in(place: Order) -> int | None:
-    """Return how many parts the position in a place has.
+    """Return how many parts (numbers) the position in a place has; 0 without a position.
 
     None if the text was cut off within the position, as texts in Delta's statistics may be.
     """
@@ -72,7 +73,7 @@ def _text_of(parts: Iterable[int]) -> str:
 
 
 def _digits(number: int) -> str:
-    """Return a number's digits after a letter for how many there are: ``7`` is ``a7``, ``12`` is ``b12``."""
+    """Return a letter for the number of digits, and the digits: ``a7`` for 7, ``b12`` for 12."""
     digits = str(number)
     if number < 0 or len(digits) > _MOST_DIGITS:
         raise OffsetError(
@@ -86,17 +87,17 @@ class Fact(NamedTuple):
     """Something that is known of one key: a change, or the row that the table has."""
 
     row: int
-    """Number of the row that has the values; it means nothing for a deletion."""
+    """Number of the row that has the values; without meaning for a deletion."""
     at: Order
     """Place of the values; ``LOWEST`` for a deletion."""
     deleted_at: Order = LOWEST
     """Place of the highest deletion that the fact includes; ``LOWEST`` if it includes none."""
     older: Mapping[str, Order] = NONE_OLDER
-    """Places of columns whose values are older than ``at``; ``LOWEST`` for a value that is missing."""
+    """Places of those values that are older than ``at``, by column; ``LOWEST`` for a missing value."""
 
 
 class RowState(NamedTuple):
-    """All that is known of one key: the row of the table, or a deletion."""
+    """The state of one key that its facts result in: a row, or a deletion."""
 
     at: Order
     """Place of the newest value, or of the deletion if the row is deleted."""
@@ -104,9 +105,9 @@ class RowState(NamedTuple):
     row: int | None
     """Number of the row with the values of all columns not in ``elsewhere``; None if no values are kept."""
     elsewhere: Mapping[str, int | None]
-    """Numbers of the rows with the values of other columns; None for a value that is missing."""
+    """Numbers of the rows with the values of other columns, by column; None for a value that is missing."""
     older: Mapping[str, Order]
-    """Places of columns whose values are older than ``at``; ``LOWEST`` for a value that is missing."""
+    """Places of those values that are older than ``at``, by column; ``LOWEST`` for a missing value."""
     deleted_at: Order
     """Place of the highest deletion; ``LOWEST`` if none is known."""
 
@@ -114,7 +115,7 @@ class RowState(NamedTuple):
 def combine(
     facts: Iterable[Fact], columns: Sequence[str], *, floor: Order = LOWEST, keeps_deleted: bool = False
 ) -> RowState:
-    """Return the state of a key (its row, or that it is deleted) that results from its facts.
+    """Return the state of a key (a row, or a deletion) that results from the key's facts.
 
     Args:
         facts: Facts in any order; any of them may come several times.
@@ -140,12 +141,12 @@ def combine(
 
 
 def place_in(older: Mapping[str, Order], column: str, at: Order) -> Order:
-    """Return the place of a column's value: its own place in ``older``, else ``at``, that of the row."""
+    """Return the place of a column's value: the column's own place in ``older``, else ``at``, the row's."""
     return older.get(column, older.get(OTHERS, at)) if older else at
 
 
 def _row_of(facts: Sequence[Fact], columns: Sequence[str], deleted_at: Order) -> RowState:
-    """Return the state of a row: the newest value of each column; none if it is older than the deletion."""
+    """Return the state of a row: the newest value of each column, without values older than the deletion."""
     # A stored row with the same place as a change contains it.
     newest = max(facts, key=lambda fact: (fact.at, not fact.older))
     if not newest.older:
@@ -165,10 +166,10 @@ def _row_of(facts: Sequence[Fact], columns: Sequence[str], deleted_at: Order) ->
 
 
 def compressed(places: Mapping[str, Order], at: Order) -> Mapping[str, Order]:
-    """Return only the columns whose place differs from ``at``.
+    """Return the places by column in a short form, in which columns with the place ``at`` are left out.
 
-    If this makes the result shorter, columns with the most frequent of these places are left out, and
-    ``OTHERS`` has that place. Then all columns with other places are named, even if their place is ``at``.
+    If it is shorter, the result has ``OTHERS`` with the most frequent of the remaining places, and leaves out
+    the columns with that place. Then it has all other columns, even those with the place ``at``.
     """
     older = {name: place for name, place in places.items() if place != at}
     if len(older) < 2:

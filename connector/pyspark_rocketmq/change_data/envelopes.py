@@ -1,4 +1,4 @@
-"""The envelopes by name, and the options that each of them has."""
+"""The envelopes (readers of one program's messages) by name, and the options that each of them has."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ class TableOptions(TypedDict, total=False):
     """Options of an envelope for one table, whose key is known."""
 
     source_time_zone: str
-    """Zone in which Canal writes a TIMESTAMP: that of its JVM (``Asia/Shanghai``, ``+08:00``)."""
+    """Zone in which Canal writes a TIMESTAMP: that of Canal's JVM (``Asia/Shanghai``, ``+08:00``)."""
     servers: Sequence[int]
-    """Ids of the MySQL servers, in the order in which they were the primary."""
+    """Ids (``server_id``) of the MySQL servers, in the order in which they were the primary."""
     zero_dates: str
     """Treatment of MySQL's zero dates: ``null``, ``epoch`` or ``error``."""
     out_of_range: str
@@ -75,7 +75,8 @@ def envelope_of(name: str, options: Mapping[str, Any]) -> Envelope:
     """Return the envelope that has this name, with these options.
 
     Raises:
-        OptionError: If there is none, or if an option is unknown, wrong, missing or of another envelope.
+        OptionError: If no envelope has the name, or if an option is unknown, wrong, missing or of another
+            envelope.
     """
     kind = _KINDS.get(name)
     if kind is None:

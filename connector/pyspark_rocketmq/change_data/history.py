@@ -1,17 +1,21 @@
 """The versions of a row, in whatever order its changes come.
 
-Rule 1: the versions of a key are a function of the set of its events: changes, deletions, truncations. These
-are sorted by their places; nothing depends on how or when they came.
+A *place* is where an event comes in the order of its table's changes (``effects.Order``). A *tracked* column
+is one whose change opens a new version.
+
+Rule 1: the versions of a key depend only on the set of its events: changes, deletions, truncations. These
+are sorted by their places; it makes no difference how or when they came.
 Rule 2: a change opens a version if there is none, or if it changes the value of a tracked column. Any other
-change belongs to the version that contains its place, and its values are those of the version from then on.
+change belongs to the version that contains its place, and its values are the version's from then on.
 Rule 3: a value that a change lacks is taken over from the version before. After a deletion, or without a
-version before, it is missing.
+version before, the value is missing.
 Rule 4: a version is a summary of events. An event that cannot be derived from the stored versions again is
 *lost* in them. Callers must record it elsewhere; then it is *remembered*. A change that comes late may have
-to split a version, which needs all its events. If the record of an event is deleted, only the values in the
-versions remain of it.
-Rule 5: no version ends before it starts. Times may go back where places go on: a row of a later snapshot may
-have a low place, and changes of a long transaction have late places. Such a version ends when it starts.
+to split a version, and all the version's events are needed for that. If the record of an event is deleted,
+only its values in the versions remain.
+Rule 5: no version ends before it starts. Times may go back from one place to the next: a row of a later
+snapshot may have a low place, and changes of a long transaction have late places. A version that would end
+earlier ends at the time of its start.
 """
 
 from __future__ import annotations
@@ -47,27 +51,25 @@ class Event(NamedTuple):
 
 @dataclass(slots=True)
 class Version:
-    """One state of a key's row: from the change that opened it to the one that ended it."""
+    """One state of a key's row: from the change that opened the version to the event that ended it."""
 
     at: Order
-    """Place of the change that opened it."""
+    """Place of the change that opened the version."""
     start: datetime | None
     values: dict[str, int]
     """Numbers of the rows with the values at the version's end, by column. Missing values are left out."""
     places: dict[str, Order]
-    """Place of the change that gave each value; a value that is missing, or older than the version, has none.
-    """
+    """Place of the change that gave each value. Missing and inherited values are left out."""
     ended_at: Order | None = None
-    """Place of the change or deletion that ended it; None for the current version."""
+    """Place of the change or deletion that ended the version; None for the current version."""
     end: datetime | None = None
     events: list[Event] = field(default_factory=list)
-    """Its changes: the one that opened it, then those that opened none."""
+    """The version's changes: the one that opened it, then those that belong to it without opening another."""
 
     def later_places(self, columns: Sequence[str]) -> Mapping[str, Order]:
-        """Return the place of each of ``columns``, in the short form of ``effects.compressed``.
+        """Return the place of each column's value, in the short form of ``effects.compressed``.
 
-        A column without a place has ``LOWEST``. A column whose place is ``at`` is left out, unless the short
-        form has to name it.
+        A column without a place has ``LOWEST``.
         """
         if len(self.places) == len(columns) and all(place == self.at for place in self.places.values()):
             return NONE_OLDER
@@ -76,8 +78,8 @@ class Version:
     def lost(self) -> Iterator[Event]:
         """Yield the lost events of the version (rule 4), except the remembered ones.
 
-        All its events are lost, except that the change that opened it is not lost while no later change has
-        replaced one of its values.
+        All events of the version are lost except the change that opened it. That one is lost, too, once a
+        later change has replaced one of its values.
         """
         for event in self.events:
             is_shown = event.at == self.at and all(
@@ -88,10 +90,10 @@ class Version:
 
 
 class History(NamedTuple):
-    """All versions of a key, and its lost events."""
+    """All versions of a key, and the key's lost events."""
 
     versions: list[Version]
-    """Sorted by their places."""
+    """The versions, sorted by their places."""
     lost: list[Event]
     """The lost events that are not remembered yet, and must be recorded elsewhere."""
 
@@ -124,15 +126,15 @@ class _Walk:
     tracked: Callable[[str], bool]
     differ: Differ
     inherited: Mapping[str, int]
-    """Values that the next version takes over from the one before."""
+    """Numbers of the rows with the values that the next version takes over, by column."""
     versions: list[Version] = field(default_factory=list)
     in_vain: list[Event] = field(default_factory=list)
-    """Deletions that are not remembered yet, and before which there was no row, or whose time none shows."""
+    """Deletions not remembered yet that no version shows: no version ended there, or it has another time."""
     _current: Version | None = None
     _time: datetime | None = None
 
     def add(self, event: Event) -> None:
-        """Add the next event; if its time is unknown, the time of the event before is used."""
+        """Add the next event. If its time is unknown, the time of the event before it is used."""
         self._time = self._time if event.time is None else event.time
         if event.values is None:
             self._delete(event)
@@ -173,7 +175,7 @@ class _Walk:
 
 
 def _update(version: Version, at: Order, values: Mapping[str, int], differ: Differ) -> None:
-    """Give a version the values of a change that opens none."""
+    """Give a version the values of a change that belongs to it and opens no other version."""
     for name, row in values.items():
         old = version.values.get(name)
         # An inherited null may stand for a value that was never sent. Now the null itself was sent.
@@ -184,7 +186,7 @@ def _update(version: Version, at: Order, values: Mapping[str, int], differ: Diff
 
 
 def _in_order(events: Iterable[Event]) -> Iterator[Event]:
-    """Yield events by their places. Changes of one place are joined; a deletion there comes after them."""
+    """Yield events by their places. Changes at one place are joined; a deletion at that place comes last."""
     waiting: Event | None = None
     for event in sorted(events, key=lambda event: (event.at, event.values is None)):
         if waiting is None:
@@ -199,7 +201,7 @@ def _in_order(events: Iterable[Event]) -> Iterator[Event]:
 
 
 def _joined(one: Event, other: Event) -> Event:
-    """Join two events of one place, which are parts of one event, or the same event twice."""
+    """Join two events at one place, which are two parts of one event, or the same event twice."""
     time = one.time if other.time is None else other.time if one.time is None else min(one.time, other.time)
     if one.values is None or other.values is None:
         return Event(one.at, time, None, one.is_remembered or other.is_remembered)

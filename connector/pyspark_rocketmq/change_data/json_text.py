@@ -17,15 +17,15 @@ from pyspark_rocketmq.change_data.times import Unreadable, utc_text
 
 _TOO_DEEP: Final = "it is nested too deeply"
 _MOST_PLACES: Final = 16_383
-"""Digits that PostgreSQL's numeric may have behind the point; MySQL's decimal has 30 at most."""
+"""Maximum number of digits behind the point that PostgreSQL's numeric may have; MySQL's decimal has 30."""
 
 
 def parse(text: bytes | str) -> Any:
     """Parse one JSON value.
 
     Raises:
-        ValueError: If it is no JSON, not UTF-8 or nested too deeply, or has a string that UTF-8 cannot hold
-            (half a surrogate pair) or a number whose exponent is out of bounds.
+        ValueError: If the text is no JSON, not UTF-8 or nested too deeply, or has a string that UTF-8 cannot
+            hold (half a surrogate pair) or a number whose exponent is out of bounds.
     """
     decoded = text if isinstance(text, str) else text.decode("utf-8")
     try:
@@ -87,7 +87,7 @@ def text_of(value: Any) -> str:
     ``0E-2``. The text does not show the type: the number 1 and the string "1" have the same text.
 
     Raises:
-        ValueError: If it is bytes, which have no text, or is nested too deeply.
+        ValueError: If the value is bytes, which have no text, or is nested too deeply.
     """
     if isinstance(value, bytes):
         raise Unreadable("bytes are no text")

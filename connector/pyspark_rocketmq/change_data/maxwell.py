@@ -1,11 +1,11 @@
 """Maxwell's JSON.
 
 Position (``output_binlog_position=true``): epoch of the server (``Rules.epoch_of``, with
-``output_server_id=true``), number of the binary log's file, offset in it, row of the transaction. Rows of a
-bootstrap have none.
+``output_server_id=true``), number of the binary log's file, offset in it, number of the row in its
+transaction. Rows of a bootstrap (Maxwell's snapshot of a table) have no position.
 
-A message has no types: values are as JSON has them, decimals exact, and bytes are text in base64. Documents
-of JSON columns become their text, and so do SETs, which Maxwell writes as arrays: ``["a","d"]``.
+A message has no types. So values are as JSON has them, with exact decimals, and bytes are text in base64.
+Documents of JSON columns become JSON text, and so do SETs, which Maxwell writes as arrays: ``["a","d"]``.
 """
 
 from __future__ import annotations

@@ -46,7 +46,7 @@ _INTEGERS: Final = {
     "bigint": (64, Kind.LONG, Kind.DECIMAL),
     "serial": (64, Kind.DECIMAL, Kind.DECIMAL),
 }
-"""Number of bits, kind if signed, and kind if unsigned, by the name of MySQL's type."""
+"""Number of bits, kind if signed, and kind if unsigned, of MySQL's integer types by their names."""
 _DECIMALS: Final = frozenset({"decimal", "numeric", "dec", "fixed"})
 _BINARIES: Final = frozenset(
     {"binary", "varbinary", "tinyblob", "blob", "mediumblob", "longblob"}
@@ -90,10 +90,10 @@ class _Declared:
 
 @lru_cache(maxsize=4096)
 def mysql_column(text: str, rules: Rules) -> Column[str]:
-    """Return type and decoder of a column, from the text of its MySQL type in ``SHOW COLUMNS``.
+    """Return the type and the decoder of a column, from the text of its MySQL type in ``SHOW COLUMNS``.
 
     Raises:
-        ValueError: If it cannot be read.
+        ValueError: If the text cannot be read.
     """
     found = _TYPE.match(text)
     if found is None:
@@ -179,8 +179,8 @@ def scaled(value: Decimal, precision: int | None, scale: int) -> Decimal:
     """Return a decimal with as many digits behind the point as its type has: Canal writes 3.00 as ``3.0``.
 
     Raises:
-        ValueError: If it is not finite, or has more digits than its type. If ``precision`` is None, the type
-            has no maximum of digits before the point, but a value has at most 100 digits in all.
+        ValueError: If the value is not finite, or has more digits than its type. If ``precision`` is None,
+            the type has no maximum of digits before the point, but a value has at most 100 digits in all.
     """
     digits = _EXACT.prec if precision is None else min(precision, _EXACT.prec)
     if value.as_tuple().exponent == -scale and value.adjusted() < digits - scale:
@@ -218,7 +218,7 @@ def _bytes(form: Bytes, padded: int, text: str) -> bytes:
 
 
 def as_bytes(form: Bytes, text: str) -> bytes:
-    """Return the bytes that a JSON string stands for; ``form`` is the way in which it is written.
+    """Return the bytes that a JSON string stands for; ``form`` says how the string encodes them.
 
     Raises:
         ValueError: If the string is not in this form.

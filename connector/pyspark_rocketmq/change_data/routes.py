@@ -1,4 +1,4 @@
-"""Routes from the tables of a source to those of a lake: which table, which columns, under which names.
+"""Routes from a source's tables to those of the lake (the sink's folder): which table, columns and names.
 
 This module is pure: with the same routes, a task and the driver find the same table for a change.
 """
@@ -19,10 +19,13 @@ from pyspark_rocketmq.change_data.change import SourceTable, SourceType
 from pyspark_rocketmq.change_data.json_text import text_of
 
 SHADOW_TABLES: Final = r"_(.*)_(gho|ghc|del|new|old)"
-"""Pattern of the names of tables that gh-ost and pt-online-schema-change make for a while."""
+"""Pattern of the names of temporary tables, which gh-ost and pt-online-schema-change create."""
 SOURCE_DATABASE: Final = "__source_database"
 SOURCE_TABLE: Final = "__source_table"
-"""This column and :data:`SOURCE_DATABASE` are added to the key if several source tables become one."""
+"""Name of a column with the source's table, added to the key if several source tables become one.
+
+:data:`SOURCE_DATABASE` is added, too.
+"""
 SEVERAL: Final = "*"
 """Value of :attr:`Routed.source` if several tables of the source are merged into one."""
 _PLACEHOLDER: Final = re.compile(r"\{(\w+)\}")
@@ -40,16 +43,22 @@ class TableRoute:
     """
 
     source: str = ".*"
-    """Regular expression for the whole name: ``DATABASE.TABLE`` or ``DATABASE.SCHEMA.TABLE``."""
+    """Regular expression for a table's whole name: ``DATABASE.TABLE`` or ``DATABASE.SCHEMA.TABLE``."""
     target: str | None = None
-    """Folder of the table below that of the sink, with ``{database}``, ``{schema}``, ``{table}`` and named
-    groups of the pattern; None: ``{database}/{table}``, or ``{database}/{schema}/{table}``."""
+    """Folder of the table below that of the sink.
+
+    It may contain ``{database}``, ``{schema}``, ``{table}`` and named groups of the pattern, for example
+    ``lake/{table}``. None: ``{database}/{table}``, or ``{database}/{schema}/{table}``.
+    """
     merges: bool = False
-    """Whether several tables become one, whose key has ``__source_database`` and ``__source_table`` too."""
+    """Whether several source tables become one table.
+
+    Its key then has the columns ``__source_database`` and ``__source_table``, too.
+    """
     include: Sequence[str] | None = None
-    """The source's columns to keep; None: all. Those of the key are always kept."""
+    """The source's columns to keep; None keeps all. Columns of the key are always kept."""
     exclude: Sequence[str] = ()
-    """The source's columns to leave out. Those of the key are always kept."""
+    """The source's columns to leave out. Columns of the key are always kept."""
     rename: Mapping[str, str] = field(default_factory=dict)
     """Names of columns in the lake, by their names in the source."""
     mask: Sequence[str] = ()
@@ -163,7 +172,7 @@ class Routed:
     def kept(self, columns: Iterable[str]) -> list[str]:
         """Return those of ``columns`` that ``include`` and ``exclude`` keep, by their names in the source.
 
-        They may leave out columns of the key: the result lacks these, but the table in the lake has them.
+        The result may lack columns of the key. The table in the lake has these all the same.
         """
         return [name for name in columns if self._keeps(name)]
 
@@ -177,9 +186,9 @@ class Routed:
         }
 
     def types(self, types: Mapping[str, SourceType], key: Collection[str]) -> dict[str, SourceType]:
-        """Return the types of the key's columns and the other kept ones, by their names in the lake.
+        """Return the types of the key's columns and of the other kept columns, by their names in the lake.
 
-        Masked columns are left out: they are text.
+        Masked columns are left out, because they become text.
         """
         names = self.route.rename
         return {
@@ -189,9 +198,9 @@ class Routed:
         }
 
     def names_of(self, columns: Iterable[str]) -> list[str]:
-        """Return the names in the lake of columns that a statement names and that the route keeps.
+        """Return the names in the lake of those ``columns`` of a statement that the route keeps.
 
-        The case of names is ignored, as MySQL does.
+        Names match in upper and lower case, as in MySQL.
         """
         include, exclude = (_in_lower(names) for names in (self.route.include or (), self.route.exclude))
         names = {name.lower(): new for name, new in self.route.rename.items()}

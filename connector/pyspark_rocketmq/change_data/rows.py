@@ -1,4 +1,7 @@
-"""Turns a row of Canal or Maxwell, which has old values only of changed columns, into changes."""
+"""Turns a row in a message of Canal or Maxwell into changes.
+
+These programs send old values only of the columns that an update has changed.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +29,7 @@ class RowImage(NamedTuple):
     types: Mapping[str, SourceType]
     source_time: datetime | None
     left_at: Position | None = None
-    """Position of the delete of the old key if an update changes the key; None if it is ``position`` too."""
+    """Position of the delete of the old key, if an update changes the key. None: the same as ``position``."""
 
     def changes(self) -> Iterator[Change]:
         """Yield the change of the row; if an update changes the key, yield a delete and an insert.
@@ -87,7 +90,7 @@ def _shown(row: Mapping[str, Any]) -> Mapping[str, Any]:
 def key_columns(named: Sequence[str] | None, own: Sequence[str], row: Mapping[str, Any]) -> Sequence[str]:
     """Return the names of the key's columns: ``named``, else ``own``, else a hidden column of the row.
 
-    RDS and PolarDB-X add a hidden column to a table without a key. If the row has none, return no column.
+    RDS and PolarDB-X add a hidden column to a table without a key. Without such a column, return no name.
     """
     if named is not None:
         return named

@@ -1,4 +1,4 @@
-"""Choices that a message leaves open, and the helpers that all envelopes share."""
+"""Settings for what a message leaves open, such as a time zone, and helpers that all envelopes share."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pyspark_rocketmq.change_data.times import OutOfRange, Unreadable, moment
 ValueT = TypeVar("ValueT")
 
 HIDDEN_KEYS: Final = frozenset({"__#alibaba_rds_row_id#__", "_drds_implicit_id_"})
-"""Columns that RDS and PolarDB-X add to a table without a key: they are its key, but not part of its rows."""
+"""Columns that RDS and PolarDB-X add to a table without a key: its key, but not a part of its rows."""
 _MOST: Final = 2**63 - 1
 """Greatest part of a position."""
 
@@ -28,7 +28,7 @@ class ZeroDates(StrEnum):
 
 
 class OutOfRangeTimes(StrEnum):
-    """Treatment of PostgreSQL's infinity, and of years that Python lacks."""
+    """Treatment of PostgreSQL's infinite dates, and of years before 1 or after 9999, which Python lacks."""
 
     NULL = "null"
     ERROR = "error"
@@ -38,9 +38,9 @@ class Bytes(StrEnum):
     """How bytes are written in a JSON string."""
 
     LATIN_1 = "latin-1"
-    """A character for each byte: Canal."""
+    """A character for each byte, as Canal writes them."""
     HEX = "hex"
-    """Tencent DTS."""
+    """Two hexadecimal digits for each byte, as Tencent DTS writes them."""
     BASE64 = "base64"
 
 
@@ -49,14 +49,16 @@ class Rules:
     """Settings by which envelopes read messages; hashable, so that compiled types can be cached for them."""
 
     source_time_zone: tzinfo | None = None
-    """Zone in which the program writes a TIMESTAMP without naming it (Canal: that of its JVM)."""
+    """Zone in which the program writes a TIMESTAMP without naming the zone; for Canal, that of its JVM."""
     zero_dates: ZeroDates = ZeroDates.NULL
     out_of_range: OutOfRangeTimes = OutOfRangeTimes.ERROR
     tinyint1_as_boolean: bool = False
     binary: Bytes = Bytes.LATIN_1
     servers: tuple[int, ...] = ()
-    """Ids of the MySQL servers in the order in which they were the primary: the files of the binary log begin
-    again on another server. Empty: it was always the same."""
+    """Ids of the MySQL servers, in the order in which they were the primary; empty if it was always the same.
+
+    They are needed because another server numbers the files of its binary log from the beginning.
+    """
     keys: tuple[tuple[str, tuple[str, ...]], ...] = ()
     """Key columns by table (``database.name``, or ``*`` for all); they override those that messages name."""
     unavailable_value: str = "__debezium_unavailable_value"
@@ -68,12 +70,12 @@ class Rules:
         return named.get(str(table), named.get("*"))
 
     def epoch_of(self, server: int) -> int:
-        """Return a server's epoch, which is a part of positions: its number in ``servers``, from 1 on.
+        """Return a server's epoch: its number in :attr:`servers`, from 1 on, which is a part of positions.
 
-        It is 0 if no servers are named, or if the server is unknown (0).
+        The epoch is 0 if :attr:`servers` is empty, or if the server is unknown (id 0).
 
         Raises:
-            ValueError: If the servers are named, and this one is not.
+            ValueError: If :attr:`servers` lacks this server.
         """
         if not self.servers or server == 0:
             return 0
@@ -85,10 +87,11 @@ class Rules:
         return self.servers.index(server) + 1
 
     def or_null(self, decode: Callable[[ValueT], Any], value: ValueT) -> Any:
-        """Decode a value. Return None for a time that no Spark type holds, if ``out_of_range`` is ``NULL``.
+        """Decode a value. For a time that no Spark type holds, return None if ``out_of_range`` is ``NULL``.
 
         Raises:
-            ValueError: If the value cannot be decoded, or is such a time and ``out_of_range`` is ``ERROR``.
+            ValueError: If the value cannot be decoded, or if no Spark type holds the time and
+                ``out_of_range`` is ``ERROR``.
         """
         try:
             return decode(value)
@@ -105,14 +108,14 @@ class Column(Generic[ValueT]):
     type: SourceType
     decode: Callable[[ValueT], Any] = field(compare=False)
     reads_plain_texts: bool = False
-    """Whether ``decode`` reads the plain text (``3.00``) of each value of ``type.spark`` as this value.
+    """Whether a whole column of texts can be converted in one step, instead of value by value.
 
-    Then a whole column of texts can be converted in one step.
+    It can if ``decode`` reads the plain text (``3.00``) of each value of ``type.spark`` as this value.
     """
 
 
 def decoded(columns: Mapping[str, Column[Any]], values: Iterable[tuple[str, Any]]) -> dict[str, Any]:
-    """Decode a row, given by names and values; None stays None.
+    """Decode the values of a row, given with their columns' names; None stays None.
 
     Raises:
         ValueError: If a value does not fit its column; the error names the column.
@@ -142,7 +145,7 @@ def number_of_file(name: str) -> int:
     """Return the number of a binary log's file: 12 for ``mysql-bin.000012``.
 
     Raises:
-        ValueError: If it has none.
+        ValueError: If the name does not end with a number.
     """
     digits = name.rpartition(".")[2]
     if not (digits.isascii() and digits.isdigit()):
@@ -151,7 +154,7 @@ def number_of_file(name: str) -> int:
 
 
 def transactions_in(gtids: str) -> int:
-    """Count the transactions in a set of global transaction ids; a source's set only grows.
+    """Count the transactions in a set of global transaction ids; a source's count only grows.
 
     MySQL writes ``uuid:1-5:7,uuid:1-3``, MariaDB ``domain-server-sequence`` with the newest of each domain.
 

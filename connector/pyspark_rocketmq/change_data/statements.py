@@ -18,12 +18,12 @@ _TOKEN: Final = re.compile(
 )
 _COMMENTS: Final = ("/*", "--", "#")
 _NO_COLUMN: Final = frozenset({"INDEX", "KEY", "PRIMARY", "FOREIGN", "CONSTRAINT", "CHECK", "PARTITION"})
-"""Words after DROP with which a clause is about something else than a column."""
+"""Words after DROP that show that the clause is not about a column."""
 _OPTIONAL: Final = ("COLUMN", "IF", "EXISTS")
 
 
 def removed_columns(statement: str) -> tuple[str, ...]:
-    """Return the names of the columns that a statement drops or gives another name, in its order."""
+    """Return the names of the columns that a statement drops or renames, in the order of the statement."""
     tokens = [token for token in _TOKEN.findall(statement) if not token.startswith(_COMMENTS)]
     words = [token.upper() for token in tokens]
     if "TABLE" not in words or words[0] != "ALTER":
@@ -35,7 +35,7 @@ def removed_columns(statement: str) -> tuple[str, ...]:
 def _clauses(tokens: Sequence[str]) -> Iterator[list[str]]:
     """Yield the clauses of an ALTER TABLE, without the table's name.
 
-    ``tokens`` are those after the word TABLE, and begin with the name or IF EXISTS.
+    ``tokens`` are the words after TABLE; they begin with the table's name or with IF EXISTS.
     """
     start = 2 if [token.upper() for token in tokens[:2]] == ["IF", "EXISTS"] else 0
     start += 1

@@ -19,7 +19,10 @@ _TIMESTAMP: Final = re.compile(
 )
 _OUT_OF_RANGE: Final = re.compile(r"-?infinity\Z|(?:[+-]\d+|\d{5,})-\d{2}-\d{2}", re.IGNORECASE)
 _YEAR_0, _LEAP_YEAR = "0000", "2000"
-"""Year 0, which Python lacks: MySQL has it, and Java writes 1 BC so. The year 2000 has the same days."""
+"""Year 0, which Python lacks, and a year with the same days.
+
+MySQL has the year 0, and Java writes 1 BC in this way.
+"""
 
 
 class Unreadable(ValueError):
@@ -27,8 +30,10 @@ class Unreadable(ValueError):
 
 
 MALFORMED: Final = (ValueError, ArithmeticError, RecursionError)
-"""Errors that a malformed message may cause: ``Unreadable``, and those for numbers with absurd exponents and
-for lists that are nested without end."""
+"""Errors that a malformed message may cause.
+
+These are ``Unreadable``, and the errors for numbers with absurd exponents and for lists nested without end.
+"""
 
 
 class OutOfRange(Unreadable):
@@ -36,7 +41,7 @@ class OutOfRange(Unreadable):
 
 
 def moment(micros: int) -> datetime:
-    """Return the moment that is ``micros`` after the epoch.
+    """Return the moment that is ``micros`` microseconds after the epoch.
 
     Raises:
         OutOfRange: If it is not within the years 1 to 9999.
@@ -45,7 +50,7 @@ def moment(micros: int) -> datetime:
 
 
 def clock(micros: int) -> datetime:
-    """Return what a clock without a zone shows ``micros`` after it showed 1970-01-01 00:00.
+    """Return the time that a clock without a zone shows ``micros`` microseconds after 1970-01-01 00:00.
 
     Raises:
         OutOfRange: If it is not within the years 1 to 9999.
@@ -89,7 +94,7 @@ def parse_date(text: str) -> date:
 
     Raises:
         OutOfRange: If it is not within the years 1 to 9999.
-        ValueError: If it is no date, or if a time after it is malformed or exact to the nanosecond.
+        ValueError: If the text is no date, or if a time after it is malformed or exact to the nanosecond.
     """
     return _parse(text).date()
 
@@ -107,7 +112,8 @@ def parse_clock(text: str) -> datetime:
 def parse_moment(text: str, zone: tzinfo | None = None) -> datetime:
     """Parse a moment and return it in UTC. ``zone`` is used for a text that names no zone.
 
-    When clocks are set back, an hour comes twice. A text does not show which one it means: the first counts.
+    When clocks are set back, an hour comes twice. A text does not show which of the two it means, so the
+    first one is taken.
 
     Raises:
         OutOfRange: If it is not within the years 1 to 9999.
