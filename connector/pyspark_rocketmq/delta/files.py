@@ -212,7 +212,8 @@ def conform(
     if missing or superfluous:
         raise SchemaError(
             "The columns of the output rows differ from those of the sink's table. Only in the table: "
-            f"{', '.join(missing) or 'none'}; only in the rows: {', '.join(superfluous) or 'none'}."
+            f"{', '.join(missing) or 'none'}; only in the rows: {', '.join(superfluous) or 'none'}. Change "
+            "the schema of the output rows, or the table's columns."
         )
     columns = [_cast(batch.column(field.name), field, required) for field in schema]
     return pa.RecordBatch.from_arrays(columns, schema=schema)
@@ -221,7 +222,8 @@ def conform(
 def _cast(column: pa.Array, field: pa.Field, required: Collection[str]) -> pa.Array:
     if column.null_count and (not field.nullable or field.name in required):
         raise SchemaError(
-            f"Column {field.name} of the output rows has {column.null_count} nulls; the table allows none."
+            f"Column {field.name} of the output rows has {column.null_count} nulls, but must have a value in "
+            "each row. Emit a value, or, if the table's column is NOT NULL, let it have nulls."
         )
     if column.type == field.type:
         return column

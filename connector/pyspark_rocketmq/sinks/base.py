@@ -58,7 +58,7 @@ def drop_committed(batch: pa.RecordBatch, watermarks: Mapping[MessageQueue, int]
         if queue not in watermarks:
             raise SchemaError(
                 f"A row of {queue} at offset {lowest_offset} cannot be written: the queue is not part of "
-                "this batch. Output rows must carry the position of the message that produced them."
+                "this batch. Give each output row the position of the message that produced it."
             )
         if lowest_offset < watermarks[queue]:
             is_below = pc.and_(pc.less(batch.column(QUEUE_OFFSET), watermarks[queue]), _is_of(queue, batch))

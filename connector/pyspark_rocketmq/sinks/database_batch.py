@@ -272,8 +272,9 @@ class DatabaseBatch:
     def _moved(self, queues: Sequence[MessageQueue]) -> SinkMoved:
         return SinkMoved(
             f"Another consumer of group {self.consumer_group} wrote rows of {'; '.join(map(str, queues))} "
-            "into the database while this batch ran. Nothing of this batch was added. If it happens often, "
-            "two queries own the same queues.",
+            "into the database while this batch ran. Nothing of this batch was added; its messages are "
+            "consumed again. If this happens often, two queries consume the same queues: check that each "
+            "queue is locked at the broker, or that the queries use different groups.",
             queues,
         )
 

@@ -323,7 +323,7 @@ class DeltaBatch:
     def _replaced_error(self) -> SinkMoved:
         return SinkMoved(
             f"The Delta table {self.table.path} was deleted, created again or put back to an earlier state "
-            "while this batch ran. Nothing of this batch was added."
+            "while this batch ran. Nothing of this batch was added; its messages are consumed again."
         )
 
     def _write(self, files: Sequence[WrittenFile], tried: _Tried, mine: _GroupCommit) -> int:
@@ -362,24 +362,24 @@ class DeltaBatch:
         if moved:
             raise SinkMoved(
                 f"Another consumer of group {group} wrote rows into {path} while this batch ran, and moved "
-                f"the watermark of {'; '.join(moved.values())}. Nothing of this batch was added. Run the "
-                "batch again: it leaves out rows that are already there. If this happens often, two queries "
-                "consume the same queues: check that each queue is locked at the broker, or that the queries "
-                "use different groups.",
+                f"the watermark of {'; '.join(moved.values())}. Nothing of this batch was added; its "
+                "messages are consumed again, without rows that are already there. If this happens often, "
+                "two queries consume the same queues: check that each queue is locked at the broker, or that "
+                "the queries use different groups.",
                 moved,
             )
         if bool(self.table.check_unaltered(self.log.table.form())) != self.is_by_spark:
             raise SinkMoved(
                 f"Features of the Delta table {path} that decide how rows are written were added or removed "
-                "while this batch ran. Nothing of this batch was added. Run the batch again."
+                "while this batch ran. Nothing of this batch was added; its messages are consumed again."
             )
         # Spark's writer itself checks the rows against the form that the table has when it commits.
         changes = () if self.is_by_spark else self.table.changes_since(self.form, self.log.table.form())
         if changes:
             raise SinkMoved(
                 f"The Delta table {path} was altered while this batch ran: {'; '.join(changes)}. The batch's "
-                "files were written for the table as it was before. Nothing of this batch was added. Run the "
-                "batch again."
+                "files were written for the table as it was before. Nothing of this batch was added; its "
+                "messages are consumed again."
             )
 
 

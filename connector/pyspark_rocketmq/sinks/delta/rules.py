@@ -139,7 +139,7 @@ def check_wanted(path: str, wanted: TableForm, *, has_positions: bool = True) ->
     if differences and has_positions:
         raise SchemaError(
             f"Rows for the Delta table {path} must carry the position of their message: "
-            f"{'; '.join(differences)}."
+            f"{'; '.join(differences)}. Correct the listener's output schema."
         )
     problems = tuple(
         f"partition column {name!r} has type {types.get(name, 'none: the rows have no such column')}; "

@@ -424,7 +424,10 @@ class DeltaSink:
     def _rewind(self, consumer_group: str, next_offsets: Mapping[MessageQueue, int]) -> int:
         negative = [f"{queue} to {offset}" for queue, offset in next_offsets.items() if offset < 0]
         if negative:
-            raise OffsetError(f"Watermarks of {self.path} cannot be negative: {'; '.join(negative)}.")
+            raise OffsetError(
+                f"Watermarks of {self.path} cannot be negative: {'; '.join(negative)}. Nothing was changed. "
+                "Pass offsets of 0 or above."
+            )
         handle = self._table.newest()
         log = handle.log
         if not next_offsets:
