@@ -164,7 +164,8 @@ class Change:
 class SchemaChange:
     """A statement of the source that changes a schema.
 
-    When it reaches a reader, older rows of other queues may still be unread, and newer ones already read.
+    When the statement reaches a reader, older rows of other queues may still be unread, and newer ones may be
+    read already.
     """
 
     table: SourceTable | None

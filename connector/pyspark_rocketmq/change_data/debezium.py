@@ -198,7 +198,7 @@ class _Struct:
         """Return a member, which must be an object, with its schema; None if it is null or missing.
 
         Raises:
-            ValueError: If it is no object, or if the schema lacks it.
+            ValueError: If the member is no object, or if the schema lacks it.
         """
         value = self.payload.get(name)
         if value is None:
@@ -326,7 +326,7 @@ def _schema_in(text: str, rules: Rules) -> _Schema | None:
     """Parse the text of a schema; return None if it is no JSON object.
 
     Raises:
-        ValueError: If it is no JSON.
+        ValueError: If the text is no JSON.
     """
     schema = parse(text)
     return _Schema(schema, rules) if isinstance(schema, dict) else None

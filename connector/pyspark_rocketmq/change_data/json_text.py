@@ -50,7 +50,7 @@ def show(value: Any) -> str:
     """Write a value of a change as JSON: all digits of a number, bytes in base64, times in ISO 8601.
 
     Raises:
-        ValueError: If it is nested too deeply.
+        ValueError: If the value is nested too deeply.
     """
     try:
         return _shown(value)

@@ -44,7 +44,7 @@ def moment(micros: int) -> datetime:
     """Return the moment that is ``micros`` microseconds after the epoch.
 
     Raises:
-        OutOfRange: If it is not within the years 1 to 9999.
+        OutOfRange: If the moment is not within the years 1 to 9999.
     """
     return _plus(_EPOCH_UTC, micros)
 
@@ -53,7 +53,7 @@ def clock(micros: int) -> datetime:
     """Return the time that a clock without a zone shows ``micros`` microseconds after 1970-01-01 00:00.
 
     Raises:
-        OutOfRange: If it is not within the years 1 to 9999.
+        OutOfRange: If the time is not within the years 1 to 9999.
     """
     return _plus(_EPOCH, micros)
 
@@ -62,7 +62,7 @@ def day(days: int) -> date:
     """Return the day that is ``days`` after 1970-01-01.
 
     Raises:
-        OutOfRange: If it is not within the years 1 to 9999.
+        OutOfRange: If the day is not within the years 1 to 9999.
     """
     return _plus(_EPOCH, days * _MICROS_OF_DAY).date()
 
@@ -93,7 +93,7 @@ def parse_date(text: str) -> date:
     """Parse ``YYYY-MM-DD``; ignore a time of day or a zone after it.
 
     Raises:
-        OutOfRange: If it is not within the years 1 to 9999.
+        OutOfRange: If the date is not within the years 1 to 9999.
         ValueError: If the text is no date, or if a time after it is malformed or exact to the nanosecond.
     """
     return _parse(text).date()
@@ -103,8 +103,8 @@ def parse_clock(text: str) -> datetime:
     """Parse the time that a clock without a zone showed; ignore a zone, such as Debezium's ``Z``.
 
     Raises:
-        OutOfRange: If it is not within the years 1 to 9999.
-        ValueError: If it is no such text, or has a part that microseconds cannot hold.
+        OutOfRange: If the time is not within the years 1 to 9999.
+        ValueError: If the text is no such time, or has a part that microseconds cannot hold.
     """
     return _parse(text).replace(tzinfo=None)
 
@@ -116,9 +116,9 @@ def parse_moment(text: str, zone: tzinfo | None = None) -> datetime:
     first one is taken.
 
     Raises:
-        OutOfRange: If it is not within the years 1 to 9999.
-        ValueError: If it is no such text, if it has a part that microseconds cannot hold, or if it names no
-            zone and ``zone`` is None.
+        OutOfRange: If the moment is not within the years 1 to 9999.
+        ValueError: If the text is no moment, if it has a part that microseconds cannot hold, or if it names
+            no zone and ``zone`` is None.
     """
     parsed = _parse(text)
     if parsed.tzinfo is None:

@@ -107,7 +107,7 @@ class Compacted(NamedTuple):
 
 
 def target_of(sizes: Iterable[int], targets: Sequence[int] = TARGETS) -> int | None:
-    """Return the size to which a partition's files should be compacted; None if it is not worth it yet.
+    """Return the size to which a partition's files should be compacted; None if there are too few files yet.
 
     A file is small if it has less than half of the target size.  The result is the largest target for which
     there are at least ``MIN_SMALL_FILES`` small files, which together have at least half of the target size.
@@ -122,7 +122,7 @@ def target_of(sizes: Iterable[int], targets: Sequence[int] = TARGETS) -> int | N
 
 
 def largest_target(configuration: Mapping[str, str]) -> int:
-    """Return the file size that a table's properties ask for; 128 MiB if they do not."""
+    """Return the file size that a table's properties ask for; 128 MiB if they ask for none."""
     text = configuration.get(_TARGET_PROPERTY, "").strip().lower()
     number = text.rstrip("abcdefghijklmnopqrstuvwxyz ")
     unit = text[len(number) :].strip() or "b"
@@ -270,7 +270,7 @@ def unchecked_removals(log: LogFiles, since: int, version: int) -> list[tuple[in
 
 
 def count_missed_files(log: LogFiles, version: int) -> int:
-    """Return how many files a commit removes although the version before it no longer had them.
+    """Return how many files a commit removes that the version before it no longer had.
 
     Return 0 if the version before it can no longer be opened.
     """
@@ -285,7 +285,7 @@ def count_missed_files(log: LogFiles, version: int) -> int:
 def compact_if_worth_it(table: DeltaTable, log: LogFiles, throttle: Throttle | None = None) -> Compacted:
     """Compact each partition that has many small files; raise the errors of :func:`compact`.
 
-    ``throttle`` slows this down; None for a :class:`BackgroundThrottle`.
+    ``throttle`` slows the work down; None stands for a :class:`BackgroundThrottle`.
     """
     targets = targets_of(table.metadata().configuration)
     throttle = throttle or BackgroundThrottle(

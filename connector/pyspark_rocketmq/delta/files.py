@@ -145,7 +145,7 @@ def _text_above(text: str) -> str | None:
 
 
 def _time_text(milliseconds: int, zone: str) -> str | None:
-    """Return a time, given in milliseconds since 1970, as Delta's statistics store it.
+    """Return a time, given in milliseconds since 1970, in the form of Delta's statistics.
 
     That is ISO 8601 with three decimals, and ``zone`` after it; None if ``datetime`` cannot hold the time.
     """

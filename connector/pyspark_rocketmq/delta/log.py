@@ -163,8 +163,8 @@ class LogFiles:
         """Return all actions of a commit; only for small commits, since all of them are in memory.
 
         Raises:
-            OSError: If it is not in the log, or cannot be read.
-            ValueError: If it is damaged.
+            OSError: If the commit is not in the log, or cannot be read.
+            ValueError: If the commit's file is damaged.
         """
         return self._actions(_commit_path(version))
 

@@ -134,7 +134,7 @@ def check_folders(rows: pa.Table, partition_by: Iterable[str]) -> None:
     """Refuse partition values that are too long for the name of a local folder.
 
     Raises:
-        SchemaError: If there is such a value; the error names column and value.
+        SchemaError: If a value is too long; the error names column and value.
     """
     for name in partition_by:
         for value in rows.column(name).cast(pa.string()).unique().to_pylist():

@@ -66,7 +66,7 @@ class Partition(NamedTuple):
     def files_in(self, table: DeltaTable) -> Files | None:
         """Return the partition's files in the version that ``table`` is at.
 
-        None if one of them is outside the table's folder.
+        None if one of the files is outside the table's folder.
         """
         files = tuple(file for file in stored_files(table) if file.partition == self._key)
         return files if all(is_below(file.path) for file in files) else None

@@ -51,7 +51,7 @@ class TableName(NamedTuple):
         text with a slash and without backquotes.
 
         Raises:
-            OptionError: If it could be both a name and a folder, or is not a valid name.
+            OptionError: If ``place`` could be both a name and a folder, or is not a valid name.
         """
         text = str(place)
         # Within a name a slash occurs only between backquotes, so a name cannot begin with one.
@@ -106,8 +106,8 @@ def table_uri(path: str | Path) -> str:
     ``file:/…`` as a path.
 
     Raises:
-        OptionError: If it is any other URI with a single slash, such as ``s3:/…``.  As a path, such a text
-            would name a folder below the current one.
+        OptionError: If ``path`` is any other URI with a single slash, such as ``s3:/…``.  As a path, such a
+            text would name a folder below the current one.
     """
     text = str(path)
     blob = _BLOB_URI.match(text)
@@ -205,7 +205,7 @@ def fsync_path(path: str | Path) -> None:
     On a mount without ``fsync`` this does not wait.
 
     Raises:
-        OSError: If it could not be written to the disk.
+        OSError: If the path could not be written to the disk.
     """
     opened = os.open(path, os.O_RDONLY)
     try:

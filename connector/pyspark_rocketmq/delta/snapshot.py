@@ -378,7 +378,7 @@ class TableSnapshot:
         """Add the columns of ``schema`` to the table, and move to the newest version.
 
         Raises:
-            DeltaError: If they could not be added, and no other writer has added them meanwhile.
+            DeltaError: If the columns could not be added, and no other writer has added them meanwhile.
         """
         try:
             self._open_version(None).alter.add_columns(Schema.from_arrow(schema).fields)

@@ -117,10 +117,10 @@ class StorageOptions:
     """
 
     def __init__(self, given: GivenOptions | None = None) -> None:
-        """Store the options; a callable is called when they are first needed.
+        """Store the options. A callable is called when the options are first needed.
 
         Raises:
-            OptionError: If they are not a mapping of names to strings, integers or booleans.
+            OptionError: If ``given`` is not a mapping of names to strings, integers or booleans.
         """
         self._given = given
         self._values: dict[str, str] | None = None if callable(given) else _texts_of(given or {})

@@ -212,7 +212,7 @@ def create_table(
     """Create a table with delta-rs' default protocol (1/2), or open the one that another process created.
 
     Raises:
-        DeltaError, OSError: If it could neither be created nor opened.
+        DeltaError, OSError: If the table could be neither created nor opened.
         OptionError: If two writers could overwrite each other's commits in the folder, or if delta-rs would
             decode its path.
     """

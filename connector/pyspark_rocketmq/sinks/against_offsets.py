@@ -153,7 +153,7 @@ def check_has_all(
     ``rows`` are the group's rows in the offset store; ``store`` is that store's ``spec``, for the error.
 
     Raises:
-        SinkSetBack: If so; it names the missing rows and the ways forward.
+        SinkSetBack: If there is such a sink; it names the missing rows and the ways forward.
     """
     gaps = find_gaps(rows, standings)
     if gaps:

@@ -244,10 +244,10 @@ class DatabaseSink:
         return {QueueGeneration(queue, each.generation): each.next_offset for queue, each in stored.items()}
 
     def _stored(self, consumer_group: str) -> Stored:
-        """Return the group's rows in the table of watermarks. Reading is tried as often as a commit.
+        """Return the group's rows in the table of watermarks; try as often as for a commit.
 
         Raises:
-            OffsetError: If it keeps failing.
+            OffsetError: If reading keeps failing.
         """
         try:
             return commit_with_retry(

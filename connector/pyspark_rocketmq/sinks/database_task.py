@@ -99,7 +99,7 @@ class DatabaseAccess:
         """Pickle the functions and return them with the table's name.
 
         Raises:
-            OptionError: If one of them cannot be pickled.
+            OptionError: If one of the functions cannot be pickled.
         """
         problems = []
         for name, function in {"connect": connect, "write": write, "sleep": sleep}.items():

@@ -80,7 +80,7 @@ def shown_error(error: Exception) -> str:
 
 
 def _mark(attempt: str) -> str:
-    """Return the first 8 characters of a transaction's id, which mark the messages that it stores."""
+    """Return the mark of a transaction's messages: the first 8 characters of its id."""
     return attempt[:8]
 
 

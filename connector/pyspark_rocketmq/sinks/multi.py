@@ -49,7 +49,7 @@ class Route:
     """Columns of the listener's rows; None selects all. The message's position is always included."""
 
     def schema_of(self, rows: pa.Schema) -> pa.Schema:
-        """Return the columns of ``rows`` that the sink gets: the position, and those in ``columns``.
+        """Return the columns of ``rows`` that the sink gets: those of the position, and ``columns``.
 
         Raises:
             OptionError: If ``rows`` lacks one of ``columns``, or if ``where`` cannot be evaluated on them.

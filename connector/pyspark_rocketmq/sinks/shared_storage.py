@@ -50,7 +50,7 @@ def check_not_nested(places: Mapping[str, str]) -> None:
         places: Paths or URIs as the user wrote them. The keys name them in the error, such as an option.
 
     Raises:
-        OptionError: If there are such tables; it names every pair.
+        OptionError: If two tables lie so; it names every such pair.
     """
     problems = tuple(
         f"{one}={first!r} and {other}={second!r} {_relation(normal_place(first), normal_place(second))}"

@@ -157,8 +157,8 @@ class BatchChanges:
         Changes that cannot be applied are written into a table beside this one.
 
         Raises:
-            SinkConflict: If there is such a change, and the rules stop at it or its operation is one of
-                ``FINAL``; or if positions cannot be compared with the table's: see :meth:`_check_positions`.
+            SinkConflict: If a change cannot be applied, and the rules stop at such changes or its operation
+                is one of ``FINAL``; or if positions cannot be compared: see :meth:`_check_positions`.
             DeltaError, OSError: If the storage does not answer.
         """
         bad = BadChanges(uri=f"{self.folder}/{BAD_CHANGES}", storage=self._storage)
@@ -174,7 +174,7 @@ class BatchChanges:
         positions are compared for each source separately.
 
         Raises:
-            SinkConflict: If there are such positions.
+            SinkConflict: If positions cannot be compared.
         """
         stored = highest_text(self._table.table, POSITION) if self._highest else None
         if stored is None or parts_in(stored) is None:

@@ -91,9 +91,9 @@ def arrow_type(type_: str) -> pa.DataType:
 
 
 def common_type(types: Iterable[str]) -> str:
-    """Return the narrowest type of the same kind that holds all values of these types; text if there is none.
+    """Return the narrowest type that holds all values of these types; text if there is no such type.
 
-    Whole numbers and decimals are of one kind, floats of another.
+    It must be of the same kind. Whole numbers and decimals are of one kind, floats of another.
     """
     return reduce(_wider, sorted(set(types)))
 
@@ -142,7 +142,7 @@ def whole_number(value: Decimal) -> int:
     """Return a decimal without a fraction as a number, such as MySQL's BIGINT UNSIGNED.
 
     Raises:
-        ValueError: If it has a fraction or more than 20 digits, or is not finite.
+        ValueError: If the decimal has a fraction or more than 20 digits, or is not finite.
     """
     # The remainder of 1E-2000000 would be 0.
     if value.is_finite() and value.adjusted() <= _DIGITS["bigint"] and int(value) == value:
@@ -159,7 +159,7 @@ def real_number(value: Decimal | float, type_: str) -> float:
     Raises:
         ValueError: If the type has no such number: ``value`` has too many digits, or too large or small an
             exponent.
-        OverflowError: If it is too large for a ``FLOAT``.
+        OverflowError: If ``value`` is too large for a ``FLOAT``.
     """
     if isinstance(value, float):
         if type_ == DOUBLE or not isfinite(value):

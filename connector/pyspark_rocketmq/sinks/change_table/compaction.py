@@ -218,7 +218,7 @@ def merge_source(
     deletions: Mapping[Key, Order],
     truncated_at: Order = LOWEST,
 ) -> pa.Table:
-    """Return one row per key for a MERGE: values, place in the order, and whether to write or delete it.
+    """Return one row per key for a MERGE: the values, their place, and whether to write or delete the row.
 
     A key is left out if its row in ``stored`` needs no change.
 

@@ -230,8 +230,8 @@ class ChangeTable(DeltaSink):
         """Return the columns of the source's table: those given, then those that only the table has.
 
         Raises:
-            SchemaError: If there is no table and no columns are given, if the given ones are no columns, or
-                if a column has a name that change tables use themselves.
+            SchemaError: If there is no table and no columns are given, if ``columns`` cannot be read as
+                columns, or if a column has a name that change tables use themselves.
             OffsetError: If the storage does not answer.
         """
         return self._read(f"The columns of {self.path}", self._table_columns)
@@ -289,7 +289,7 @@ class ChangeTable(DeltaSink):
         """Refuse a change table that was kept with the other ``stored_as_scd_type``.
 
         Raises:
-            OptionError: If it was.
+            OptionError: If the table was kept with the other one.
         """
         handle = self._table.home.open()
         stored = () if handle is None else handle.log.table.arrow_schema.names
@@ -429,7 +429,7 @@ def check_order(order: str, queues: Mapping[MessageQueue, int], path: str) -> No
     """Refuse queues whose offsets have begun again, if the offsets give the order of changes.
 
     Raises:
-        SinkConflict: If there are such queues.
+        SinkConflict: If offsets of a queue have begun again, and ``order`` is ``queue``.
     """
     again = sorted(queue for queue, generation in queues.items() if generation)
     if again and order == "queue":
@@ -472,7 +472,7 @@ def _check_keys(keys: Sequence[str], table: pa.Schema, partition_by: Sequence[st
     """Refuse keys that are no columns, or whose values are not exact in the table.
 
     Raises:
-        OptionError: With all problems.
+        OptionError: If there is a problem; it names all of them.
     """
     problems = [
         f"keys names {name}, but the table has {', '.join(table.names)}; name the source's primary key"
@@ -498,7 +498,7 @@ def _check_tracked(tracked: Sequence[str], table: pa.Schema) -> None:
     """Refuse tracked columns that the table lacks.
 
     Raises:
-        OptionError: If there is one.
+        OptionError: If the table lacks a tracked column.
     """
     missing = [name for name in tracked if name not in table.names]
     if missing:
@@ -513,7 +513,7 @@ def _check_history(stored_as_scd_type: int | str, tracked: Sequence[str] | None,
     """Refuse settings of versions that are wrong or exclude each other.
 
     Raises:
-        OptionError: With all problems.
+        OptionError: If there is a problem; it names all of them.
     """
     problems = []
     if stored_as_scd_type not in (1, 2, "1", "2"):
@@ -536,7 +536,7 @@ def _check(path: str | Path, keys: Sequence[str], chosen: Mapping[str, str]) -> 
     """Refuse settings that are wrong or exclude each other.
 
     Raises:
-        OptionError: With all problems.
+        OptionError: If there is a problem; it names all of them.
     """
     problems = choice_problems(chosen)
     if TableName.of(path) is not None:

@@ -390,7 +390,7 @@ class _Opened:
         """Refuse changes of another table of the source, or with another key.
 
         Raises:
-            SinkConflict: If there are such changes.
+            SinkConflict: If one of the changes is of another table or has another key.
         """
         path, keys = masked(self.table.path), changes.keys
         others = sorted(changes.sources - {self.source})

@@ -250,7 +250,7 @@ class DeltaBatch:
 
         Raises:
             StorageNotShared: If files are missing, or have another size, after several looks.
-            SinkMoved: If they are missing because the table was deleted or replaced.
+            SinkMoved: If files are missing because the table was deleted or replaced.
         """
         unseen: list[str] = []
         for pause_s in _FILE_CHECK_PAUSES_S:

@@ -261,7 +261,7 @@ class CatalogSnapshot:
 
 
 def _keeps_form(entry: Mapping[str, Any]) -> bool:
-    """Return whether a commit leaves partitioning, properties and features as they are, by its operation."""
+    """Return whether a commit keeps partitioning, properties and features, as its operation shows."""
     operation = entry["operation"]
     return operation in _ROW_OPERATIONS or (
         operation == "WRITE" and entry["operationParameters"].get("mode") == "Append"
@@ -312,7 +312,7 @@ class CatalogHome:
         """Open the table at its newest version; return None if the catalog has no such table.
 
         Raises:
-            OptionError: If it is not a Delta table, if Spark does not understand the name, or if there is no
+            OptionError: If it is no Delta table, if Spark does not understand the name, or if there is no
                 Spark session with Delta.
             DeltaError: If the catalog does not answer.
         """
@@ -376,7 +376,7 @@ class CatalogHome:
         In a folder for staging, also remove old files that killed tasks have left.
 
         Raises:
-            OptionError: If there is no such folder, or if one of the two fails.
+            OptionError: If there is no such folder, if it cannot be written, or if Spark cannot read it.
         """
         try:
             self._check_rows_place(schema)
@@ -428,7 +428,7 @@ class CatalogHome:
         """Let Spark create the table if it is missing, and open it.
 
         Raises:
-            OptionError: If it cannot be created, or cannot be a sink.
+            OptionError: If the table cannot be created, or cannot be a sink.
             SchemaError: If the catalog has a table of that name without a folder.
             DeltaError: If the catalog does not answer.
         """

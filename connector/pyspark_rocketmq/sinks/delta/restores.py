@@ -98,7 +98,7 @@ class LogSummary:
         return {**summary, "knew": known_up_to} if known_up_to else summary
 
     def after(self, earlier: LogSummary) -> LogSummary:
-        """Join this summary with ``earlier``, which begins below it; no version may lie between the two."""
+        """Join this summary with ``earlier``, which begins at a lower version; there must be no gap."""
         restores = [version for version in (earlier.restored, self.restored) if version is not None]
         restored = max(restores, default=None)
         commits = dict(earlier.commits)

@@ -155,7 +155,7 @@ def check_characters(path: str, schema_json: str) -> None:
     """Refuse names that Delta forbids: Spark would read such a table, but refuse to ALTER it.
 
     Raises:
-        SchemaError: If there are such names; it names each, including fields within columns.
+        SchemaError: If there are such names, also of fields within columns; the error lists them.
     """
     forbidden = [repr(name) for name in names_within(schema_json) if _FORBIDDEN & set(name)]
     if forbidden:

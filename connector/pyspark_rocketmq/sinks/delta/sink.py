@@ -218,7 +218,7 @@ class DeltaSink:
         ``what`` names in the error what cannot be read.
 
         Raises:
-            OffsetError: If it still fails.
+            OffsetError: If reading keeps failing.
         """
         storage = self._table.storage
         try:

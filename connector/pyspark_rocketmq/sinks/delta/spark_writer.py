@@ -67,11 +67,11 @@ class Session:
         self._spark: SparkSession | None = None
 
     def use(self, spark: SparkSession) -> None:
-        """Use this session as long as it runs."""
+        """Use ``spark`` as long as it runs."""
         self._spark = spark
 
     def living(self) -> SparkSession | None:
-        """Return the session, or another running one if it was stopped; None if none runs."""
+        """Return the session; if that was stopped, another running one, or None if none runs."""
         return living_session(self._spark)
 
     def take(self) -> SparkSession | None:
@@ -93,7 +93,7 @@ class Session:
 def spark_address(spark: SparkSession | None, path: str) -> str | None:
     """Return the address by which ``spark`` can load the Delta table at a path; None if it cannot.
 
-    Only an attempt to load the table shows this: Databricks does not show ``spark.sql.extensions``, and only
+    This is found by loading the table: Databricks does not show ``spark.sql.extensions``, and only
     some platforms support ``s3://``.
     """
     if spark is None:
@@ -305,7 +305,7 @@ class SparkWriter:
     def _write(
         self, log: SinkLog, files: Sequence[WrittenFile], schema: StructType, options: Mapping[str, Any]
     ) -> None:
-        """Let Spark add or merge the files' rows, with these options of the commit."""
+        """Let Spark add or merge the rows of ``files``; ``options`` are those of Spark's write."""
         if not files:
             self.target.append(self.session.spark.createDataFrame([], schema), options)
         elif not self.keys:

@@ -124,7 +124,7 @@ class TableHome(Protocol):
         """Open the table at its newest version, with renewed storage options; None if there is no table.
 
         Raises:
-            OptionError: If it cannot be a sink.
+            OptionError: If the table cannot be a sink.
             DeltaError, OSError: If the storage or the catalog does not answer.
         """
         ...
@@ -135,7 +135,7 @@ class TableHome(Protocol):
         """Create the table, or open the one that another process created.
 
         Raises:
-            OptionError: If it cannot be created.
+            OptionError: If the table cannot be created.
             SchemaError: If the catalog has a table of that name without a folder.
             DeltaError, OSError: If the storage or the catalog does not answer.
         """
@@ -145,7 +145,7 @@ class TableHome(Protocol):
         """Refuse a place in which commits could overwrite each other.
 
         Raises:
-            OptionError: If it is such a place.
+            OptionError: If commits could overwrite each other there.
         """
         ...
 
@@ -153,7 +153,7 @@ class TableHome(Protocol):
         """Check that a file can be written to :attr:`rows_uri`, and that Spark can read it there.
 
         Raises:
-            OptionError: If one of the two fails.
+            OptionError: If it cannot be written, or Spark cannot read it.
         """
         ...
 
@@ -237,7 +237,7 @@ class PathHome:
         """Create the table, or open the one that another process created.
 
         Raises:
-            OptionError: If it cannot be created in a local folder.
+            OptionError: If the table cannot be created in a local folder.
             DeltaError, OSError: If remote storage does not answer.
         """
         try:
@@ -573,11 +573,12 @@ class SinkTable:
     def check_unaltered(self, form: TableForm) -> tuple[str, ...]:
         """Refuse a table to which the prepared rows can no longer be added.
 
-        Return the reasons why Spark must write it; empty if there are none.
+        Return the reasons why Spark must write the table; empty if it need not.
 
         Raises:
             SchemaError: If the rows do not fit, or if the table was not prepared.
-            OptionError: If Spark must write it, and cannot, or if a column cannot be a partition column.
+            OptionError: If Spark must write the table and cannot, or if a column cannot be a partition
+                column.
         """
         if self._wanted is None:
             raise SchemaError(
@@ -600,7 +601,7 @@ class SinkTable:
         """Return the reasons why Spark must write a table of this form; empty if there are none.
 
         Raises:
-            OptionError: If there are such reasons, but Spark's writer cannot be used.
+            OptionError: If Spark must write the table, but its writer cannot be used.
         """
         reasons = self.home.reasons_for_spark(form)
         if not reasons:
@@ -614,7 +615,7 @@ class SinkTable:
         """Refuse a table whose watermarks cannot be set by this process.
 
         Raises:
-            OptionError: If Spark would have to set them, and no session can.
+            OptionError: If only Spark could set them, and no session can write the table.
         """
         if self._recorder(handle) is None:
             self.reasons_for_spark(handle.log.table.form())
@@ -625,7 +626,7 @@ class SinkTable:
         ``before`` is the group's progress in the table.
 
         Raises:
-            OptionError: If only Spark can set them, and no session can.
+            OptionError: If only Spark can set the watermarks, and no session can write the table.
         """
         before = before.after_rewind(commit)
         form = handle.log.table.form()
@@ -669,7 +670,7 @@ def _check_names(path: str, names: Sequence[str]) -> None:
     """Refuse names that differ only in case, since Delta ignores case.
 
     Raises:
-        SchemaError: If there are two such names.
+        SchemaError: If two names differ only in case.
     """
     by_lower: dict[str, str] = {}
     for name in names:

@@ -312,7 +312,7 @@ def _stored_ids(
 
 
 def _from_commits(log: SinkLog, consumer_group: str) -> GroupCommit:
-    """Return the progress in a table named by a catalog; earlier commits may have named it by its path."""
+    """Return the progress in a table named by a catalog, even if earlier commits named it by its path."""
     newest = log.newest_commit(consumer_group)
     if log.shows_no_commit_of(consumer_group):
         return GroupCommit()
