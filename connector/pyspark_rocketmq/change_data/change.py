@@ -187,7 +187,7 @@ class PassedOver:
 
 @dataclass(frozen=True, slots=True)
 class BadChange:
-    """A message, or a row of one, that cannot be applied."""
+    """A message, or a row in a message, that cannot be applied."""
 
     reason: str
     """The fault and its remedy. The caller adds the message's topic, queue and offset."""

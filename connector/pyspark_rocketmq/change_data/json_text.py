@@ -47,7 +47,7 @@ _DECODER: Final = json.JSONDecoder(parse_float=Decimal, parse_constant=_refuse)
 
 
 def show(value: Any) -> str:
-    """Write a value of a change as JSON: all digits of a number, bytes in base64, times in ISO 8601.
+    """Return a value of a change as JSON: all digits of a number, bytes in base64, times in ISO 8601.
 
     Raises:
         ValueError: If the value is nested too deeply.

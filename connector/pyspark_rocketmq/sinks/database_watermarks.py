@@ -119,9 +119,9 @@ class WatermarkTable:
         self._sql = _Statements(name, placeholder)
 
     def prepare(self, sleep: Callable[[float], None]) -> None:
-        """Create the table, add columns that an older one lacks, and test what commits rely on.
+        """Create the table, add columns that one of an earlier release lacks, and test what commits rely on.
 
-        If no connection can be opened, the driver's own error is raised.
+        If no connection can be opened, the database driver's own error is raised.
 
         Raises:
             OptionError: If the table cannot be created or has another form, or if connections commit by
@@ -242,7 +242,7 @@ class WatermarkTable:
         return self._sql.forget_attempts(consumer_group, attempts)
 
     def _check_connects(self) -> None:
-        """Raise the driver's own error if no connection can be opened."""
+        """Raise the database driver's own error if no connection can be opened."""
         self._connect().close()
 
     def _bring_into_form(self) -> None:
@@ -282,7 +282,7 @@ class WatermarkTable:
 
         Raises:
             OptionError: If one of the checks fails.
-            Exception: The driver's own error if the database refuses a statement.
+            Exception: The database driver's own error if the database refuses a statement.
         """
         probe = _probe(str(uuid.uuid4()))
         failure: Exception | None = None
@@ -426,7 +426,7 @@ class _Statements:
         return f"SELECT {', '.join(columns)} FROM {self._table} WHERE queue_id = 0 AND 1 = 0"  # noqa: S608
 
     def add_column(self, name: str) -> str:
-        """Return the statement that adds this column to an older table."""
+        """Return the statement that adds this column to a table of an earlier release."""
         return f"ALTER TABLE {self._table} ADD COLUMN {name} {_COLUMNS[name]}"
 
     def forget_attempts(self, consumer_group: str, attempts: Iterable[str]) -> str:

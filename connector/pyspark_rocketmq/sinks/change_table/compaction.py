@@ -177,7 +177,7 @@ def whole_source(columns: TableColumns, whole: pa.Table) -> pa.Table:
 
 
 def _newest(keys: Sequence[str], rows: pa.Table) -> pa.Table:
-    """Return the change of each key with the highest place: of several with the same place, the first one."""
+    """Return the change of each key with the highest place; of several changes there, the first one."""
     ranked = rows.select(list(keys)).append_column(_RANK, pa.array(np.arange(len(rows))))
     if len(ranked.group_by(list(keys)).aggregate([])) == len(rows):
         return rows

@@ -289,7 +289,7 @@ class ChangeTable(DeltaSink):
         """Refuse a change table that was kept with the other ``stored_as_scd_type``.
 
         Raises:
-            OptionError: If the table was kept with the other one.
+            OptionError: If the table was kept with the other type.
         """
         handle = self._table.home.open()
         stored = () if handle is None else handle.log.table.arrow_schema.names
