@@ -624,9 +624,10 @@ class RangeWindow:
         return SystemBusy(int(status), text, request=request, address=self._of.address)
 
     def _queue_is_gone(self, asked: int, error: RocketMQError) -> DataLoss | None:
-        """Return the loss of messages that a refusal shows; None if it shows none.
+        """Return the data loss if the broker's ``error`` says that the topic or the queue no longer exists.
 
-        A group gets None, too: its next plan finds the loss.
+        None for other errors. If a group reads, the result is always None: its next plan finds the loss.
+        ``asked`` is the offset that the pull asked for.
         """
         if self._settings.is_group_read or not isinstance(error, BrokerError):
             return None

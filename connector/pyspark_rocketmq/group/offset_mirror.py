@@ -113,9 +113,10 @@ class OffsetMirror:
         """Whether sending has failed since the last complete round, so that a warning was logged."""
 
     def show(self, accepted: Iterable[QueueCommit]) -> None:
-        """Have the offsets of commits that the store has just accepted sent to the brokers.
+        """Queue the offsets of commits for sending to the brokers; return immediately.
 
-        Return immediately: a thread sends them, at most once a second.
+        ``accepted`` are commits that the store has just accepted. A thread sends their offsets, at most once
+        a second.
         """
         news = {commit.queue: commit for commit in accepted}
         if not news:

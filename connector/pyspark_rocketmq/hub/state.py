@@ -118,7 +118,7 @@ class Look(NamedTuple):
 
 
 class Flushed(NamedTuple):
-    """Report that the batch has ended, and that no part of it waits for a commit."""
+    """End the driver's wait for the batch: it has ended, and no part of it waits for a commit any more."""
 
     failure: BaseException | None
     """Error with which the batch fails: nothing more of it may be committed. None if it does not fail."""
@@ -485,8 +485,9 @@ class HubState:
     def commit_failed(self, error: BaseException, now_s: float) -> list[Action]:
         """Note that a commit has failed, or that its outcome is unknown.
 
-        The commit is tried again later. After a minute of failures the batch fails. If there is no interval
-        for commits (``interval_s`` is None), the batch fails only once its job is over.
+        The commit is tried again later. After a minute of failures the batch fails; at the first failure if
+        the batch already has an error, or must end in a hurry. If there is no interval for commits
+        (``interval_s`` is None), the batch fails only once its job is over.
         """
         return self._carry_out(self._cuts.commit_failed(error, now_s), now_s)
 

@@ -209,10 +209,11 @@ def apply_last_skipped(before: Rows, passed: Mapping[MessageQueue, LastSkipped])
 def apply_sink_records(
     before: Rows, records: Mapping[MessageQueue, SinkRecord], now_s: float, *, is_fenced: bool = True
 ) -> Change[dict[MessageQueue, OffsetRow]]:
-    """Remember the newest messages of sinks that are ahead of the rows; raise the epochs of these rows.
+    """Note in each offset row that a sink is ahead of it: store the sink's newest message, raise the epoch.
 
-    Without ``is_fenced``, only rows that continue in a sink's later generation get a new epoch. The result
-    has the changed rows. See ``OffsetStore.note_sinks``.
+    If the sink has a later generation of the queue, the row moves to that generation. With
+    ``is_fenced=False`` only such a move raises the epoch, so that running batches can go on. The result has
+    the changed rows. See ``OffsetStore.note_sinks``.
     """
     noted = {
         queue: row

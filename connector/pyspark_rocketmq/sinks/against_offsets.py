@@ -407,7 +407,10 @@ def _place(gap: SinkGap) -> str:
 
 
 def _steps_with_rows(consumer_group: str, gap: SinkGap, accept: str) -> str:
-    """Return what to do if a sink has its rows, but no watermarks; ``accept`` says how to accept the gap."""
+    """Return the advice for an error if a sink has its rows, but not the watermarks.
+
+    ``accept`` is the text that says how to accept the gap.
+    """
     path = gap.standing.path
     if not path:
         return (

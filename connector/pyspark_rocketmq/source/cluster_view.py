@@ -263,7 +263,10 @@ class ClusterView:
         return _later(error, f"The name server does not know {unknown} either")
 
     def _registered(self, deadline: Deadline) -> set[str]:
-        """Return the names of all brokers that name servers know, and note if there are none."""
+        """Return the names of all brokers that name servers know.
+
+        If there are none, note the time: for some seconds, brokers may still be registering.
+        """
         registered = {broker.broker_name for broker in self._name_server.brokers(deadline)}
         if not registered:
             self._knew_none_s = self._clock.monotonic_s()

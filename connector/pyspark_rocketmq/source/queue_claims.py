@@ -201,7 +201,11 @@ class QueueClaims:
         return {queue: offset for each in answers for queue, offset in each.items()}, silent
 
     def _write(self, next_offsets: Mapping[MessageQueue, int], addresses: Addresses) -> Waiting:
-        """Store offsets at their brokers; return the queues whose brokers did not take them, and why."""
+        """Store offsets at their brokers; return the queues whose brokers do not take them now, and why.
+
+        Raises:
+            RocketMQError: If a broker refuses for good.
+        """
         assert self._broker_offsets is not None
         write = self._broker_offsets.write
         _, silent = at_each_broker(

@@ -165,9 +165,9 @@ class GrowingPlace:
 
     @property
     def last(self) -> GrowingPart | None:
-        """The part, for the time when no other thread uses the place any more.
+        """The part that grows. Read it only when no other thread uses this place any more.
 
-        None if a thread still has the part, which is possible only after an error.
+        None if a thread failed while it had the part.
         """
         return self._part
 

@@ -143,9 +143,9 @@ class ChangeAppender:
         """Commit the effect of changes, by a MERGE, directly after the version that the table is at.
 
         Raises:
-            SinkConflict: If changes cannot be applied and the rules stop at them, if their positions in the
-                source's log cannot be compared with the table's, or if a row would have null where its column
-                forbids it.
+            SinkConflict: If a change cannot be applied, and the sink is set to stop at such changes or it is
+                a truncation or a change of the schema; if the changes' positions in the source's log cannot
+                be compared with the table's; or if a row would have null where its column forbids it.
             FileExistsError: If another commit came first.
             DeltaError, OSError: If the commit failed, or if its outcome is unknown.
         """

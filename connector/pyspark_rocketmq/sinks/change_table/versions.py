@@ -155,7 +155,7 @@ def known_of(columns: TableColumns, changes: pa.Table, truncations: Truncations,
 
 
 class Outcome(NamedTuple):
-    """The effect of a batch."""
+    """The effect of a batch: versions of rows for the MERGE, and changes to record beside the table."""
 
     source: pa.Table
     """The versions to write or to delete, for a MERGE by key and place."""

@@ -170,10 +170,13 @@ class TableHome(Protocol):
         ...
 
     def check_spark(self, form: TableForm, reasons: tuple[str, ...]) -> None:
-        """Check a table that Spark must write, for these ``reasons``.
+        """Check that Spark can write this table safely.
+
+        ``reasons``, why only Spark can write it, go into the error.
 
         Raises:
-            OptionError: If no session can write it, or if Spark's commits could overwrite those of others.
+            OptionError: If the folder's table cannot be read by a session, or if Spark's commits could
+                overwrite those of others.
         """
         ...
 
