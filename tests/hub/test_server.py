@@ -286,7 +286,7 @@ def test_a_part_whose_arrival_is_not_known_fails_its_task(
     assert instructions.hand_over(PART)
     driver.hub.close()
 
-    with pytest.raises(RocketMQError, match="has not confirmed 1 parts of this task's result"):
+    with pytest.raises(RocketMQError, match="has not confirmed 1 part of this task's result"):
         instructions.await_taken()
 
 

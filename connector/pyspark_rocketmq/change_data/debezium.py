@@ -403,7 +403,10 @@ def _nested_event(value: _Struct) -> _Event:
         raise Unreadable("the body has neither op nor __op nor __deleted: it is no change of Debezium")
     source = payload.get("source")
     if not isinstance(source, dict):
-        raise Unreadable("the message has no source: flatten it with ExtractNewRecordState, or not at all")
+        raise Unreadable(
+            "the message has op but no source, so a transform removed it. Send Debezium's messages as they "
+            "are, or flattened by ExtractNewRecordState"
+        )
     transaction = payload.get("transaction")
     return _Event(
         operation=_operation(payload.get("op")),

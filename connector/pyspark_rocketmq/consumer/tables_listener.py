@@ -158,7 +158,10 @@ class TablesListener:
             )
         missing = [name for name, value in change.key.items() if value is None]
         if missing:
-            raise Unusable(f"The change has no value for {', '.join(missing)} of the key of {change.table}.")
+            raise Unusable(
+                f"Key column {', '.join(missing)} of table {change.table} has no value in the change. Have "
+                f"the program write it, or name other columns: keys={{'{change.table}': […]}}."
+            )
         return routed.key(change.key)
 
     def _check_truncation(self, routed: Routed) -> None:

@@ -31,6 +31,7 @@ from pyspark_rocketmq.consume.cuts import Place
 from pyspark_rocketmq.consume.part import Part
 from pyspark_rocketmq.consume.task_cuts import CutTimes
 from pyspark_rocketmq.consume.turns import RangeInstructions
+from pyspark_rocketmq.display import counted
 from pyspark_rocketmq.errors import (
     DataLoss,
     ListenerError,
@@ -450,9 +451,9 @@ class TaskControl(RangeInstructions):
             )
         if in_doubt:
             raise RocketMQError(
-                f"The driver at {self._connection.place} has not confirmed {in_doubt} parts of this task's "
-                "result, so they may not have arrived. Spark runs the task again, which asks the driver for "
-                "them. If this happens again and again, look at the driver's log."
+                f"The driver at {self._connection.place} has not confirmed {counted(in_doubt, 'part')} of "
+                "this task's result, which may not have arrived. Spark runs the task again, and the driver "
+                "then says which of its parts it has. If this happens again and again, look at its log."
             )
 
     def done(self, last: Part | None) -> None:

@@ -174,7 +174,8 @@ def test_rows_that_came_by_a_path_that_cannot_be_read_are_an_error() -> None:
     table.ids = None
 
     with pytest.raises(
-        SinkConflict, match=f"Rows of group {GROUP} in the Delta table .* were written by the table's path"
+        SinkConflict,
+        match=f"Earlier rows of group {GROUP} in the Delta table .* while DeltaSink named it by its path",
     ):
         read_progress(log_of(table), GROUP)
 

@@ -466,7 +466,7 @@ class _OffsetChange:
     def _made(
         self, moves: Sequence[QueueMove], wanted: Wanted, options: ChangeOptions
     ) -> Sequence[QueueMove]:
-        rows = self._stored(moves, wanted)
+        rows = self._stored(moves, wanted, options)
         if options.rewinds_sink:
             assert options.sink is not None
             back = {move.queue: move.target for move in moves if move.is_below_watermark}
@@ -480,7 +480,9 @@ class _OffsetChange:
                 ) from error
         return [dataclasses.replace(move, new_epoch=rows[move.queue].epoch) for move in moves]
 
-    def _stored(self, moves: Sequence[QueueMove], wanted: Wanted) -> Mapping[MessageQueue, OffsetRow]:
+    def _stored(
+        self, moves: Sequence[QueueMove], wanted: Wanted, options: ChangeOptions
+    ) -> Mapping[MessageQueue, OffsetRow]:
         """Move the queues in the offset store; return their new rows.
 
         Raises:
@@ -499,10 +501,16 @@ class _OffsetChange:
             rows = {**rows, **move_to_recorded(store, group, recorded, self.group.rows)}
         missed = sorted(targets.keys() - rows.keys())
         if missed:
+            # A skip counts from where a queue is: given again for all, it would skip further messages.
+            again = (
+                "the same command again before one of them starts: the sink's watermarks were not moved"
+                if options.rewinds_sink
+                else "the command again for these queues only, with --queue"
+            )
             raise JobFailed(
                 "Another process claimed or moved some queues meanwhile, which were left as they are: "
                 f"{'; '.join(map(str, missed))}. All others were moved. Stop the group's queries, and give "
-                "the same command again."
+                f"{again}."
             )
         return rows
 

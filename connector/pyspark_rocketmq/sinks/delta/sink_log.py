@@ -158,7 +158,9 @@ class SinkLog:
         if seen.last < seen.first and self.log.commit_info(self.version) is None:
             raise DeltaError(
                 f"The log of {self.log.table_uri} no longer has the commit of version {self.version}, so it "
-                "cannot be checked whether a RESTORE removed rows."
+                "cannot be checked whether a RESTORE removed rows. Files of _delta_log were removed, or the "
+                "table was put back, while this process had it open. Start the query again; if this happens "
+                "again, put the missing files of _delta_log back."
             )
         self._seen = seen
         return seen

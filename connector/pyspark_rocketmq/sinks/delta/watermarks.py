@@ -329,11 +329,12 @@ def _from_commits(log: SinkLog, consumer_group: str) -> GroupCommit:
         if newest is None:
             return GroupCommit()
         raise SinkConflict(
-            f"Rows of group {consumer_group} in the Delta table {log.log.table_uri} were written by the "
-            "table's path, but the group's offsets cannot be read from its folder "
-            f"{masked(log.table.location)}. Name the table by its path as before, give DeltaSink the "
-            "storage_options for that folder, or set the offsets with DeltaSink.rewind(consumer_group, "
-            f"{{queue: highest queueOffset + 1}}) for every queue. {NEWER_ROWS_ONLY}"
+            f"Earlier rows of group {consumer_group} in the Delta table {log.log.table_uri} were written "
+            "while DeltaSink named it by its path. Their watermarks are in its folder "
+            f"{masked(log.table.location)}, which cannot be read. Name the table by this path again, give "
+            "DeltaSink the storage_options for the folder, or set the watermarks with "
+            "DeltaSink.rewind(consumer_group, {queue: highest queueOffset + 1}) for every queue. "
+            f"{NEWER_ROWS_ONLY}"
         )
     number = stored.pop(group_app_id(consumer_group), 0)
     if newest is None and number:
