@@ -141,8 +141,12 @@ def test_a_task_cuts_by_itself_once_its_rows_have_a_size_and_holds_until_then() 
     assert (cuts.is_held, cuts.cuts_itself(), cuts.cuts_itself()) == (True, True, False)
 
     assert cuts.cut_begins()
+    # Until it has taken the rows, more of them would be in the same part.
+    assert (cuts.is_held, cuts.cuts_itself()) == (True, False)
+    cuts.rows_grew(60)
+    cuts.cut_is_made()
     assert not cuts.is_held
-    cuts.rows_grew(100)
+    cuts.rows_grew(40)
     assert cuts.cuts_itself()
 
 

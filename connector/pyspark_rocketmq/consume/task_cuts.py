@@ -16,9 +16,10 @@ Rule 2 (two parts): while two parts of a task are not committed, the task makes 
 the task. When one of the two parts is committed, the task reports again if it is dirty.
 Rule 3 (ends): a part that ends queues is sent at any time, without a cut. It counts as one of the two parts.
 Rule 4 (rows): some sinks get their rows inside the parts, not in files. Then a task whose uncut rows have
-reached a limit begins a cut by itself, and delivers no message until that cut begins. This bounds the size of
-most parts, and the memory of rows that wait while two parts are not committed. A part that is too large for
-the connection, since many messages are settled together, comes with the job, and the batch ends for it.
+reached a limit begins a cut by itself, and delivers no message until that cut has taken the rows. This bounds
+the size of most parts, and the memory of rows that wait while two parts are not committed. A part that is too
+large for the connection, since many messages are settled together, comes with the job, and the batch ends for
+it.
 Rule 5 (resumed): when a task connects to the driver again, the driver has forgotten that it is dirty, so it
 reports this again. The driver's answer shows which parts have arrived.
 
@@ -49,8 +50,10 @@ class CutTimes:
         self._most_row_bytes = inf
         self._row_bytes = 0
         """Size of the rows that no cut has taken yet, in bytes."""
+        self._row_bytes_before = 0
+        """Size of the rows when the last cut began, which that cut has not taken yet, in bytes."""
         self._is_own_cut_wanted = False
-        """Whether the task was to begin a cut by itself (rule 4) and has not begun it yet."""
+        """Whether the task was to begin a cut by itself (rule 4), which has not taken the rows yet."""
         self._open: set[str] = set()
         """Ids of parts that are neither committed nor dropped."""
         self._in_doubt: dict[str, None] = {}
@@ -65,7 +68,7 @@ class CutTimes:
     def is_held(self) -> bool:
         """Whether the rows that wait have reached their limit.
 
-        Then no message may be delivered before a cut begins, or a commit by the task itself.
+        Then no message may be delivered before a cut takes them, or a commit by the task itself.
         """
         return self._row_bytes >= self._most_row_bytes
 
@@ -81,8 +84,8 @@ class CutTimes:
         """Return whether the task must now begin a cut, or a commit of its own: its rows reached their limit.
 
         Call this after each new row and each commit. The answer is False while two parts that the task has
-        sent are not committed. After one True the answer is False until a cut, or a commit by the task,
-        begins.
+        sent are not committed. After one True the answer is False until a cut, or a commit by the task, has
+        taken the rows.
         """
         is_due = self.is_held and not self._is_full and not self._is_own_cut_wanted
         self._is_own_cut_wanted |= is_due
@@ -91,7 +94,7 @@ class CutTimes:
     def rows_taken(self) -> None:
         """Note that a commit by the task itself takes the rows which are in no cut."""
         self._is_own_cut_wanted = False
-        self._row_bytes = 0
+        self._row_bytes = self._row_bytes_before = 0
 
     def settled(self) -> bool:
         """Note that messages were settled (done, with their rows); return whether the task must report this.
@@ -112,14 +115,25 @@ class CutTimes:
     def cut_begins(self) -> bool:
         """Begin a cut, which takes what is settled; return whether it has begun.
 
-        It has not if two parts that the task has sent are neither committed nor dropped.
+        It has not if two parts that the task has sent are neither committed nor dropped. Call
+        :meth:`cut_is_made` when the cut has taken the rows.
         """
-        self._is_own_cut_wanted = False
         if self._is_full:
+            self._is_own_cut_wanted = False
             return False
         self._is_dirty = False
-        self._row_bytes = 0
+        self._row_bytes_before = self._row_bytes
         return True
+
+    def cut_is_made(self) -> None:
+        """Note that the cut has taken the rows.
+
+        Rows that came since it began still count: they may be in the next part. Until now the task was held
+        if its rows had reached the limit; otherwise it could fill one part with rows for two.
+        """
+        self._is_own_cut_wanted = False
+        self._row_bytes -= self._row_bytes_before
+        self._row_bytes_before = 0
 
     def sent(self, part_id: str) -> None:
         """Note that a part is on its way to the driver."""

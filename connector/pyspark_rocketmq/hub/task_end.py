@@ -369,7 +369,11 @@ class TaskControl(RangeInstructions):
 
     def cut_ranges(self) -> Any:
         """Call the function that was given to :meth:`cut_with`; return its result."""
-        return self._cutter()
+        taken = self._cutter()
+        with self._guard:
+            self._cuts.cut_is_made()
+        self._hold_or_cut()
+        return taken
 
     def nothing_to_cut(self, number: int) -> None:
         """Report that the task has no part for the driver's request ``number``."""
