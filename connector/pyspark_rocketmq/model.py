@@ -41,7 +41,9 @@ RETRY_TOPIC_PREFIX = "%RETRY%"
 DLQ_TOPIC_PREFIX = "%DLQ%"
 
 ORIGIN_TOPIC: Final = "originTopic"
-"""Column of the topic to which a message was first sent, if it was read from a retry topic; else null."""
+"""Name of a column: the topic to which a message was first sent, if the message was read from a retry topic.
+
+Null in all other rows."""
 
 OF_ONE_DELIVERY: Final = frozenset(
     {
@@ -58,10 +60,11 @@ OF_ONE_DELIVERY: Final = frozenset(
         *("_SYS_MSG_PRIORITY_", "__LITE_TOPIC"),
     }
 )
-"""Properties that clients and brokers write for one delivery; a broker would act upon many of them. A message
-that is read and sent again starts without them. So the broker does not delay it again, and does not treat it
-as a retry or as a message of an open transaction. UNIQ_KEY is among them, because each row that is written
-gets its own.
+"""Properties that are left out when a message that was read is sent again as a new message.
+
+Clients and brokers wrote them for one delivery, and a broker acts upon many of them. With them, it could
+delay the new message, or treat it as a retry or as a message of an open transaction. UNIQ_KEY is among them
+because each message that is written from a row gets its own.
 
 Source: RocketMQ 5.3.3 ``MessageConst``; ``HookUtils.checkIfTimerMessage``: a message that still has
 TIMER_OUT_MS could not be delayed by a timer.
@@ -74,7 +77,7 @@ def retry_topic(consumer_group: str) -> str:
 
 
 def is_retry_topic(topic: str) -> bool:
-    """Whether ``topic`` is named ``%RETRY%GROUP``, so that it has messages that a group gave back."""
+    """Return whether ``topic`` is a retry topic (``%RETRY%GROUP``), which has messages a group gave back."""
     return topic.startswith(RETRY_TOPIC_PREFIX)
 
 
@@ -95,7 +98,7 @@ class MessageQueue(NamedTuple):
 
 
 class MessageModel(StrEnum):
-    """Whether a group's consumers share the queues or each read all of them."""
+    """How a group's members read: with CLUSTERING they share the queues, with BROADCASTING each reads all."""
 
     CLUSTERING = "CLUSTERING"
     BROADCASTING = "BROADCASTING"
@@ -110,7 +113,7 @@ class ConsumeFromWhere(StrEnum):
 
 
 class BodyType(StrEnum):
-    """Type of the column with the bodies of messages that are written as they are."""
+    """Type of column ``body`` in a table into which messages are written as they are."""
 
     BINARY = "binary"
     STRING = "string"
@@ -169,9 +172,10 @@ class LocalTransactionState(StrEnum):
 
 
 class SendStatus(IntEnum):
-    """Outcome of a send whose messages were stored, with the broker's response code as value.
+    """How durably a broker has stored the messages of a send; each value is the broker's response code.
 
-    Only SEND_OK means that they are as durable as the broker is set up for.
+    The messages are stored in all four cases. Only with SEND_OK are they as durable as the broker is set up
+    for.
     """
 
     SEND_OK = 0
@@ -192,7 +196,7 @@ class Message:
 
     @property
     def msg_id(self) -> str | None:
-        """UNIQ_KEY; None if the message has none yet and gets one when sent."""
+        """The message's UNIQ_KEY; None if it has none yet, because a producer adds it when it sends."""
         return self.properties.get("UNIQ_KEY")
 
 
@@ -221,8 +225,8 @@ class MessageExt(NamedTuple):
 
     # All fields but the last declare the columns of a message: names, order and types.
     topic: str
-    """The topic to which it was first sent, even if it comes from a retry queue; before :meth:`restored`, the
-    topic of that queue."""
+    """The topic to which the message was first sent, even if it was read from a retry topic. Until
+    :meth:`restored` is called, such a message has the retry topic here."""
     broker_name: str
     queue_id: Int32
     queue_offset: Int64
@@ -230,10 +234,10 @@ class MessageExt(NamedTuple):
     msg_id: str
     """UNIQ_KEY if the message has one, else its offset message id (``MessageClientExt.getMsgId``)."""
     keys: str | None
-    """Space-separated business keys."""
+    """Business keys, separated by spaces (property KEYS)."""
     tags: str | None
     body: bytes
-    """Decompressed; empty where Java shows null."""
+    """Decompressed body; empty where Java has null."""
     properties: Mapping[str, str]
     born_timestamp: Millis
     """Milliseconds since the epoch at the producer; 0 if the value is not within the years 1 to 9999."""
@@ -247,8 +251,9 @@ class MessageExt(NamedTuple):
     """Flags as in Java after decoding: the compression type's bits stay, the compressed bit is cleared."""
     flag: Int32
     queue_topic: str | None = None
-    """Topic of the queue from which it was read, if that differs from ``topic``: the retry topic of a message
-    that was given back."""
+    """Topic of the queue from which the message was read, if it is not ``topic``.
+
+    It is the group's retry topic, for a message that a listener gave back. None for all other messages."""
 
     @property
     def message_queue(self) -> MessageQueue:
@@ -256,10 +261,10 @@ class MessageExt(NamedTuple):
         return MessageQueue(self.queue_topic or self.topic, self.broker_name, self.queue_id)
 
     def restored(self, origin_topic: str | None) -> MessageExt:
-        """Return a message of a retry topic as a listener gets it, with ``origin_topic`` as its topic.
+        """Return a message of a retry topic as a listener gets it: under the topic it was first sent to.
 
-        That is the topic to which the message was first sent; ``queue_topic`` becomes the retry topic. If
-        ``origin_topic`` is None, the message is returned unchanged. Source:
+        That topic is ``origin_topic``; ``queue_topic`` becomes the retry topic. If ``origin_topic`` is None,
+        the message comes from an ordinary topic and is returned unchanged. Source:
         ``DefaultMQPushConsumerImpl.resetRetryAndNamespace``.
         """
         if origin_topic is None:
@@ -296,9 +301,9 @@ QUEUE_OFFSET: Final = camel_case("queue_offset")
 POSITION_COLUMNS: Final = (*QUEUE_COLUMNS, QUEUE_OFFSET)
 """Columns that identify the message of a row, in the source and in every sink."""
 DEFAULT_MESSAGE_COLUMNS: Final = ("keys", "tags", "body", "properties", "bornTimestamp", "storeTimestamp")
-"""Columns of a table into which messages are written as they are, unless other columns are chosen.
+"""Default columns of a table into which messages are written as they are.
 
-They have the producer's data, and the times of sending and storing; the columns of the position are added."""
+They have the producer's data, and the times of sending and storing. ``POSITION_COLUMNS`` are always added."""
 LISTENER_COLUMNS: Final = (*MESSAGE_COLUMNS, ORIGIN_TOPIC)
 """Columns from which a listener's messages are created."""
 
@@ -332,11 +337,12 @@ class QueueData:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BrokerData:
-    """The addresses of one broker name; id 0 is the master."""
+    """Addresses of the master and replicas that share one broker name."""
 
     broker_name: str
     cluster: str
     addresses: Mapping[int, BrokerAddress]
+    """Addresses by broker id; id 0 is the master."""
 
     @property
     def master(self) -> BrokerAddress | None:
@@ -345,7 +351,10 @@ class BrokerData:
 
 
 def ordered_queues(order_topic_conf: str) -> list[tuple[str, int]]:
-    """Return each broker's name and how many queues it has: ``a:4;b:2`` gives ``[("a", 4), ("b", 2)]``."""
+    """Parse a topic's ``order_topic_conf``: ``a:4;b:2`` gives ``[("a", 4), ("b", 2)]``.
+
+    Each pair is a broker's name and the number of its queues.
+    """
     shares = (part.split(":") for part in order_topic_conf.split(";") if part)
     return [(name, int(count)) for name, count in shares]
 
@@ -357,7 +366,9 @@ class TopicRoute:
     brokers: tuple[BrokerData, ...]
     queues: tuple[QueueData, ...]
     order_topic_conf: str | None = None
-    """``broker-a:4;broker-b:4``: if present, only this defines the queues to publish to."""
+    """Queues to publish to, as broker names with numbers of queues: ``broker-a:4;broker-b:4``.
+
+    If it is present, ``queues`` are not used for publishing. Operators set it for ordered topics."""
 
     def address_of(self, broker_name: str) -> BrokerAddress | None:
         """Return the address of the broker's master, else of its replica with the lowest id, else None."""
@@ -372,7 +383,10 @@ class TopicRoute:
         return next((master for master in masters if master is not None), None)
 
     def brokers_shown(self) -> str:
-        """Return text for a person: each broker's name, with its master's address if there is one."""
+        """Return the brokers for a log or an error, for example ``broker-a (10.0.0.1:10911), broker-b``.
+
+        A broker without a master has no address there.
+        """
         masters = ((broker.broker_name, broker.master) for broker in self.brokers)
         return ", ".join(
             peer_text(f"{name} ({master})" if master else name) for name, master in sorted(masters)
@@ -415,38 +429,47 @@ class TopicRoute:
 
 
 class QueueState(NamedTuple):
-    """A consumer group's progress in one queue; part of offset rows, planned ranges, acks and commits."""
+    """A consumer group's progress in one queue.
+
+    It is part of the rows in the offset store, of planned ranges, of acks (a task's reports on a queue) and
+    of commits.
+    """
 
     next_offset: int
     """Next queue offset to consume."""
     epoch: int = 0
-    """Number that grows when a member claims the queue or an operator resets it; 0 without a consumer group.
+    """Number that grows when a member claims the queue or an operator resets the group's offset.
 
-    Commits with an older epoch are refused."""
+    The offset store refuses commits with an older epoch. 0 in a read without a consumer group."""
     reconsume_times: int = 0
     """Number of times the listener gave back the message at ``next_offset``."""
     suspended_until_s: float | None = None
     """Wall-clock second before which no messages of the queue are delivered; None if it is not suspended.
 
-    A time more than 30 s ahead counts as over.
+    A time more than 30 s ahead counts as over, because it was written before the clock was set back.
 
-    An ack (a task's result for one queue) whose next offset is where its range began has two special values.
-    The time of the ack itself: the queue may go on immediately. None: the listener has had the range, and
-    waits for more messages before it commits (``StallCounter``)."""
+    In an ack without progress, whose next offset is where its range began, this value shows the reason. A
+    time: the queue may go on then, with the time of the ack itself immediately. None: the listener received
+    the whole range, and needs more messages before it commits (``StallCounter``)."""
     retry_counts: RetryCounts = NO_RETRIES
-    """Numbers of times the listener gave back messages from ``next_offset`` on. Empty if it gave back at most
-    the first of them, whose number is ``reconsume_times``. The next owner continues counting from them; a
-    reset clears them. A range of a queue that stands still may have :func:`~.stored_values.trial_of`."""
-    last_message: RememberedMessages = NO_MESSAGES
-    """Newest messages consumed, if any; they show later whether the queue's offsets began again.
+    """How often the listener gave back each of the messages from ``next_offset`` on.
 
-    A task's result or a commit has only the newest message of the batch. A stored row has the newest one and
-    up to two earlier ones, all consumed since the offsets last began again. If none was consumed since then,
-    it has the last message that was skipped."""
+    Empty if it gave back none of them, or only the one at ``next_offset``: ``reconsume_times`` has that
+    number. The queue's next owner continues to count from these numbers; a reset clears them.
+
+    One special value, :func:`~.stored_values.trial_of`, marks a queue that stands still at ``next_offset``:
+    its ranges were planned, but brought no progress."""
+    last_message: RememberedMessages = NO_MESSAGES
+    """Newest messages that were consumed. A later look at the broker compares them with the messages that
+    have their offsets then; a difference shows that the queue's offsets began again.
+
+    An ack or a commit has only the newest message of its batch. A row of the offset store has the newest
+    message and up to two earlier ones, all consumed since the offsets last began again. If none was consumed
+    since then, the row has the last message that was skipped."""
 
     @property
     def facts(self) -> tuple[int, int, int, float | None, str, str]:
-        """The state in a form that JSON can hold."""
+        """The state as a tuple of numbers and texts, which JSON can hold; :meth:`from_facts` reads it."""
         return (*self[:4], self.retry_counts.to_text(), self.last_message.to_text())
 
     @classmethod
@@ -464,7 +487,9 @@ class QueueState(NamedTuple):
 
     @property
     def retry_spans(self) -> tuple[RetrySpan, ...]:
-        """Spans of messages from ``next_offset`` on, with the number of times that they were given back.
+        """How often messages from ``next_offset`` on were given back, as spans of equal numbers.
+
+        Messages in no span were never given back.
 
         Raises:
             DamagedOffsets: If the stored text of ``retry_counts`` cannot be read.
@@ -475,7 +500,10 @@ class QueueState(NamedTuple):
 
     @property
     def is_on_trial(self) -> bool:
-        """Whether the queue was suspended at the message at ``next_offset``, which may stop it again."""
+        """Whether the message at ``next_offset`` suspended the queue, or may have, and may do so again.
+
+        The next range is then short, so that few messages are delivered in vain.
+        """
         if self.suspended_until_s is None:
             return False
         return self.reconsume_times > 0 or self.retry_counts == trial_of(self.next_offset)
@@ -483,13 +511,16 @@ class QueueState(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class QueueRange:
-    """The offsets of one queue that a micro-batch or a batch read takes; the range may have no end."""
+    """The offsets of one queue that a micro-batch or a batch read takes.
+
+    An *open* range has no planned end.
+    """
 
     queue: MessageQueue
     state: QueueState
     """The group's progress at the start of the range, without ``last_message``.
 
-    Only a range without an end may be suspended; its reading begins when the suspension is over."""
+    Only an open range may have a ``suspended_until_s`` in the future: its reading begins at that time."""
     end: int
     """Exclusive queue offset; ``OPEN_END`` if the range is open."""
 
@@ -498,11 +529,11 @@ class QueueRange:
 
     @classmethod
     def between(cls, queue: MessageQueue, start: int, end: int, *, epoch: int = 0) -> Self:
-        """Create a range whose first message was never given back."""
+        """Create a range from offset ``start`` to ``end``, of messages that were never given back."""
         return cls(queue, QueueState(start, epoch), end)
 
     def starting_at(self, start: int) -> Self:
-        """Return the same range from another offset on."""
+        """Return the range with the same end and another first offset."""
         return replace(self, state=self.state._replace(next_offset=start))
 
     @property
@@ -517,7 +548,7 @@ class QueueRange:
 
     @property
     def extent(self) -> str:
-        """The range's offsets in words, for a message."""
+        """The range's offsets in words, for a log or an error: ``5 to 9`` or, if open, ``5 onwards``."""
         return f"{self.start} onwards" if self.has_open_end else f"{self.start} to {self.end}"
 
     @property
@@ -527,16 +558,19 @@ class QueueRange:
 
 
 class QueueBounds(NamedTuple):
-    """Offsets that a broker holds of one queue at one moment."""
+    """First and last offsets of one queue's messages at a broker, at one moment."""
 
     min_offset: int
     max_offset: int
     """Exclusive: last stored queue offset + 1."""
     last_update_timestamp: int = 0
-    """Milliseconds since the epoch; 0 if nothing is stored."""
+    """When the last message was stored, in milliseconds since the epoch; 0 if the queue has no message."""
 
     def allow(self, next_offset: int) -> bool:
-        """Whether reading can continue at ``next_offset``: a stored offset, or the end."""
+        """Return whether reading can continue at ``next_offset``.
+
+        It can at the offset of a stored message, and at ``max_offset``, where the next message will be.
+        """
         return self.min_offset <= next_offset <= self.max_offset
 
     @property

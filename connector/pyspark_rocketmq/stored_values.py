@@ -21,8 +21,8 @@ FactsT = TypeVar("FactsT")
 _MOST_REMEMBERED: Final = 3
 """Maximum number of messages that are remembered of a queue."""
 _FAR: Final = 64
-"""The oldest remembered message is forgotten when its distance from the newest one is more than this many
-times that of the second oldest."""
+"""Factor that decides which of two old messages is forgotten: the oldest one, if its distance from the newest
+message is more than this many times the distance of the second oldest."""
 MOST_SPANS: Final = 1000
 """Maximum number of spans that :class:`RetryCounts` stores, since every commit writes them again.
 
@@ -30,12 +30,13 @@ A few are usual, because the messages of a batch are given back together."""
 
 
 class StoredValue(ABC, Generic[FactsT]):
-    """A frozen value that is read from its string at the first use.
+    """Base of the values that stores keep as a string; the string is decoded at the value's first use.
 
     A store reads a thousand rows for a micro-batch, and most of their values are never used. A string that
-    another program has damaged is reported where its value is needed, and is stored again as it was.
+    another program has damaged causes an error only where its value is needed. Elsewhere it is stored again
+    as it was.
 
-    Values with equal strings are equal. A value with an empty string is false.
+    Values with equal strings are equal. A value with an empty string is false. Values do not change.
     """
 
     __slots__ = ("_facts", "_text")
@@ -96,7 +97,7 @@ class StoredValue(ABC, Generic[FactsT]):
 
 
 def read_json(text: str, column: str, read: Callable[[Any], FactsT]) -> FactsT:
-    """Return what ``read`` makes of a JSON text in a ``column`` of offset rows.
+    """Parse the JSON text of a ``column`` of offset rows, and return what ``read`` makes of the content.
 
     Raises:
         DamagedOffsets: If the text is no JSON, or ``read`` refuses its content.
@@ -117,9 +118,11 @@ def integers_text(numbers: Iterable[int]) -> str:
 
 
 class LastMessage(NamedTuple):
-    """A message that was consumed or skipped, or the one that a broker now has at its offset.
+    """A message by offset, store time and place in the broker's log.
 
-    The comparison of the two shows whether the queue's offsets have begun again.
+    A group remembers a message that it consumed or skipped in this form. Later this is compared with the
+    message that the broker has at that offset by then. A difference shows that the queue's offsets have begun
+    again, for example because the topic was created again.
     """
 
     queue_offset: int
@@ -145,14 +148,14 @@ class LastMessage(NamedTuple):
 
     @property
     def is_known(self) -> bool:
-        """Whether the message can be distinguished from another one at its offset."""
+        """Whether enough is known to distinguish the message from another one at its offset."""
         return self.commit_log_offset >= 0
 
     @property
     def is_lost(self) -> bool:
-        """Whether the queue was found to end before this message's offset.
+        """Whether the broker has lost this message: its queue was found to end before the message's offset.
 
-        The message is lost then, even if the queue has grown past its offset since.
+        The message stays lost even if the queue has grown past that offset since.
         """
         return self.store_timestamp < 0
 
@@ -220,10 +223,14 @@ class RememberedMessages(StoredValue[tuple[LastMessage, ...]]):
         return RememberedMessages(_thinned((newest, *known)))
 
     def with_passed(self, passed: RememberedMessages) -> RememberedMessages:
-        """Return at most three messages: the newest of all, those of ``passed``, then others of ``self``.
+        """Return these messages with those of ``passed``, at most three, by descending offset.
 
-        The messages ``passed`` must be of the same generation of the queue: the one right before the group's
-        position, the last one before the generation's end, or both.
+        The newest of all is kept first, then those of ``passed``, then others of these messages. All must be
+        of the same generation of the queue.
+
+        Args:
+            passed: Messages that a move of the group has passed: the one right before its new position, the
+                last one before the generation's end, or both.
         """
         known, found = self.messages, passed.messages
         if not known or not found or found[0].queue_offset >= known[0].queue_offset:
@@ -254,9 +261,10 @@ NO_MESSAGES: Final = RememberedMessages()
 
 
 def _thinned(messages: tuple[LastMessage, ...]) -> tuple[LastMessage, ...]:
-    """Return at most three: the newest two, and the oldest or, if that is too far back, the second oldest.
+    """Return at most three messages: the newest two, and the oldest one unless it is too far back.
 
-    An old message that is kept shows later where the common part of two logs ends.
+    In that case the third is the second oldest. An old message helps later, if the broker's log was replaced
+    by another one, to find where the common part of both logs ends.
     """
     if len(messages) <= _MOST_REMEMBERED:
         return messages
@@ -277,23 +285,23 @@ class RetrySpan(NamedTuple):
 
 
 class RetryCounts(StoredValue[tuple[RetrySpan, ...]]):
-    """Numbers of times that the listener gave back messages of a queue.
+    """How often the listener gave back messages of a queue, by spans of offsets.
 
-    Text: a JSON list of ``[start, end, times]``. Only :func:`trial_of` has a span with 0 times.
+    Text: a JSON list of ``[start, end, times]``. Only the value of :func:`trial_of` has a span with 0 times.
     """
 
     __slots__ = ()
 
     @classmethod
     def of(cls, spans: Iterable[RetrySpan], next_offset: int, times: int) -> Self:
-        """Return the counts in ``spans``; empty if only the message at ``next_offset`` was given back.
+        """Create the value for ``spans``; it is empty if only the message at ``next_offset`` was given back.
 
-        In that case the count stored beside this value is enough, and the row stays short. If there are more
-        than ``MOST_SPANS`` spans, the last ones are left out: their messages are counted from 0 again, so
-        they are delivered more often, and none is given up early.
+        In that case the number ``times``, which is stored beside this value, is enough, and the row stays
+        short. If there are more than ``MOST_SPANS`` spans, the last ones are left out. Their messages are
+        counted from 0 again, so they are delivered more often, and none becomes a dead letter early.
 
         Args:
-            spans: By ascending offset.
+            spans: Spans by ascending offset.
             next_offset: The queue's next offset.
             times: How often the message there was given back.
         """
@@ -324,9 +332,10 @@ NO_RETRIES: Final = RetryCounts()
 
 
 def trial_of(next_offset: int) -> RetryCounts:
-    """Return the counts of a queue that stands still at ``next_offset`` for a reason that is not known.
+    """Return the value that marks a queue that stands still: its last range ended without progress.
 
-    Its range begins with only the message there, which counts as never given back.
+    The reason is not known, so the message at ``next_offset`` counts as never given back. The queue's next
+    range begins with only this message.
     """
     return RetryCounts((RetrySpan(next_offset, next_offset + 1, 0),))
 
