@@ -40,15 +40,15 @@ class RocketMQError(Exception):
     retryable: ClassVar[bool] = False
     """Whether the error usually passes by itself. Then callers retry even their first request."""
     passes_later: ClassVar[bool] = False
-    """Whether the error usually passes by itself if the same request has succeeded before. If it never has,
-    the error is raised after a few tries."""
+    """Whether the error usually passes by itself if the same request has succeeded before. If that request
+    has never succeeded, the error is raised after a few tries."""
 
     def may_pass(self, *, has_worked: bool) -> bool:
-        """Whether to wait and try again.
+        """Return whether to wait and send the failed request again.
 
         Args:
-            has_worked: Whether the same request of this query has succeeded before, in this run or an earlier
-                one.
+            has_worked: Whether the query has succeeded with the same request before, in this run or an
+                earlier one.
         """
         return self.retryable or (has_worked and self.passes_later)
 
@@ -183,7 +183,8 @@ class WrongBroker(TransportError):
     def __str__(self) -> str:
         return (
             f"Another broker is at {self.address}: {self.detail}. Nothing was read, stored or sent there. "
-            "Name servers announce the new addresses when the brokers have registered again."
+            "Name servers announce the new addresses when the brokers have registered again. If this does "
+            "not pass, check whether two brokers announce the same address (brokerIP1)."
         )
 
 
@@ -289,7 +290,7 @@ class NotANameServer(BrokerError):
     """
 
     advice: ClassVar[str] = (
-        "This is a broker. Option 'nameServers' wants the address of a name server, whose port is 9876 by "
+        "This is a broker. Set option 'nameServers' to the address of a name server, whose port is 9876 by "
         "default (a broker's is 10911)."
     )
 
@@ -387,7 +388,7 @@ class GoAway(BrokerError):
     """
 
     retryable: ClassVar[bool] = True
-    advice: ClassVar[str] = "The server is shutting down. Nothing is to be done if this passes."
+    advice: ClassVar[str] = "The server is shutting down. Do nothing if this passes; else start the server."
 
 
 class OffsetNotFound(BrokerError):
@@ -407,7 +408,7 @@ class SubscriptionNotLatest(BrokerError):
 
     retryable: ClassVar[bool] = True
 
-    advice: ClassVar[str] = "The group's next heartbeat mends this."
+    advice: ClassVar[str] = "The group's next heartbeat corrects this; do nothing."
 
 
 class StaticTopic(RocketMQError):
@@ -484,9 +485,9 @@ class RowNotSent(RocketMQError):
         self.rows = rows
         self.problem = problem
         self.is_no_message = is_no_message
-        """Whether the row itself is wrong, so that no retry can send it."""
+        """Whether the row itself is no valid message, so that every retry fails at it."""
         self.is_stored = is_stored
-        """Whether the rows are stored all the same; None if that is unknown."""
+        """Whether the broker has stored the rows in spite of the error; None if that is unknown."""
 
     def __str__(self) -> str:
         about = f"{self.rows}: {self.problem.rstrip('.')}."
@@ -522,15 +523,17 @@ class DeadLetterRefused(RocketMQError):
         self.queue = queue
         self.queue_offset = queue_offset
         self.sent = sent
-        """Error of the first attempt: to send the message to the group's retry topic."""
+        """Text of the first attempt's error: the message was sent to the group's retry topic."""
         self.copied = copied
-        """Error of the second attempt: to let the broker that stores the message copy it."""
+        """Text of the second attempt's error: the broker that stores the message was asked to copy it."""
 
     def __str__(self) -> str:
         return masked(
             f"{self.queue} queueOffset={self.queue_offset}: no broker takes this message as a dead letter of "
-            f"group {self.consumer_group}, so its queue waits at it. Sent, it was refused: {self.sent} Its "
-            f"broker did not copy it either: {self.copied}"
+            f"group {self.consumer_group}, so the queue waits at this message. It was refused when sent to "
+            f"the group's retry topic: {self.sent} The broker that stores it did not copy it either: "
+            f"{self.copied} Remove the reason, or skip the message: `pyspark-rocketmq offsets skip "
+            "--messages 1 --topic TOPIC --queue BROKER:ID`."
         )
 
 
@@ -573,13 +576,13 @@ class FrameDamaged(BadRecord):
         self.framing = framing
         self.found = found
         self.looks_like = looks_like
-        """Framing that the body seems to have; empty if nothing fits."""
+        """Name of another framing that the body seems to have; empty if none fits."""
 
     def __str__(self) -> str:
         other = f" It looks like {self.looks_like}." if self.looks_like else ""
         return peer_text(
-            f"The message is not in framing {self.framing}: {self.found}.{other} Correct the framing, or "
-            "keep the body as a bad record."
+            f"The message is not in framing {self.framing}: {self.found}.{other} Give the messages' framing, "
+            "or keep this body as a bad record."
         )
 
 
@@ -616,8 +619,8 @@ class SchemaRegistryDown(RocketMQError):
 
     def __str__(self) -> str:
         return masked(
-            f"Schema registry {self.registry} is not there: {self.detail.rstrip('.')}. In a consumer the "
-            "messages wait until it is. Start it, or correct its address."
+            f"Schema registry {self.registry} is not available: {self.detail.rstrip('.')}. In a consumer the "
+            "messages wait until it is. Start the registry, or correct its address."
         )
 
 
@@ -631,8 +634,8 @@ class SchemaRegistryRefused(SchemaRegistryDown):
 
     def __str__(self) -> str:
         return masked(
-            f"Schema registry {self.registry} refuses: {self.detail.rstrip('.')}. In a consumer the messages "
-            "wait. Correct user, password or token, the user's rights, ca_file or the address."
+            f"Schema registry {self.registry} refuses the request: {self.detail.rstrip('.')}. In a consumer "
+            "the messages wait. Correct user, password or token, the user's rights, ca_file or the address."
         )
 
 
@@ -653,8 +656,8 @@ class UndecodableMessage(OffsetError):
         self.queue_offset = queue_offset
         self.reason = reason
         self.before = before
-        """Number of offsets from the group's position up to the message. A listener received their messages
-        without a COMMIT, so a skip of the message skips them, too."""
+        """Number of offsets between the group's position and the message. A listener received the messages
+        there without a COMMIT, so a skip of this message also skips them."""
 
     def __reduce__(self) -> tuple[object, ...]:
         return partial(type(self), before=self.before), self.args
@@ -750,11 +753,11 @@ class LostBehindSink(DataLoss):
         return (
             f"{self.queue}: the sink has rows up to offset {self.wanted}, and the broker has "
             f"{self.available}: it lost messages that were consumed before their offsets were stored, and "
-            "new ones get the same offsets. Which they are cannot be seen: the rows were written by a "
-            "release, or into a sink, that kept no message beside the watermark. Nothing was consumed. Find "
-            "the first new message by its store time, and reset the group's offset for this queue to it "
-            "(`pyspark-rocketmq offsets reset`): every message from there on is consumed and reaches the "
-            "sink."
+            "new messages get the same offsets. Where the new messages begin is unknown: the rows were "
+            "written by a release, or into a sink, that kept no message beside the watermark. Nothing was "
+            "consumed. Find the first new message by its store time, and reset the group's offset for this "
+            "queue to it (`pyspark-rocketmq offsets reset`): every message from there on is consumed and "
+            "reaches the sink."
         )
 
 
@@ -896,11 +899,11 @@ class ListenerError(RocketMQError):
 
 
 def without_frames(function: FunctionT) -> FunctionT:
-    """Wrap a function or generator that Spark calls: this package's errors leave it without their frames.
+    """Wrap a function or generator that Spark calls, so that Spark shows our errors without a long traceback.
 
-    Spark shows a worker's traceback up to six times, and only below all that the error's sentence. The frames
-    are logged at level DEBUG. Other exceptions and LocalProtocolError keep their frames, because they may be
-    bugs.
+    Spark prints a worker's traceback up to six times, above the error's sentence. So this package's errors
+    are raised without their frames, which are logged at level DEBUG. Other exceptions and LocalProtocolError
+    keep their frames, because they may be bugs.
     """
 
     @wraps(function)
@@ -926,10 +929,14 @@ def _bare(error: RocketMQError) -> RocketMQError:
 
 
 def error_of_worker(text: str) -> RocketMQError | None:
-    """Return the error of this package with which a worker's traceback in ``text`` ends.
+    """Find the error of this package that ended a worker, and create it again in this process.
 
-    It is created by :func:`named_error`. Return None if the traceback ends with another error or with a
-    LocalProtocolError.
+    Args:
+        text: Spark's report of the failure, with the worker's traceback.
+
+    Returns:
+        The error, as :func:`named_error` creates it. None if the traceback ends with another error, or with
+        a LocalProtocolError, whose traceback must be seen.
     """
     found = _AT_THE_END_OF_A_TRACEBACK.search(text)
     if found is None or found[1] == LocalProtocolError.__name__:
@@ -938,5 +945,8 @@ def error_of_worker(text: str) -> RocketMQError | None:
 
 
 def named_error(name: str, text: str) -> RocketMQError:
-    """Create an error with this class name and text; its class is a new subclass of ``RocketMQError``."""
+    """Create an error with this class name and text, from a process that reports only these two.
+
+    Its class is a new subclass of ``RocketMQError``, not the class of that name.
+    """
     return cast("RocketMQError", type(name, (RocketMQError,), {"__module__": __name__})(text))

@@ -53,8 +53,8 @@ def test_a_broker_that_is_taken_for_a_name_server_is_an_error_that_says_so() -> 
 
     assert str(error_of(asked, refused, "10.0.0.5:10911")) == (
         "10.0.0.5:10911 answered GET_ROUTEINFO_BY_TOPIC topic=orders with code 3: request type 105 not "
-        "supported. This is a broker. Option 'nameServers' wants the address of a name server, whose port is "
-        "9876 by default (a broker's is 10911)."
+        "supported. This is a broker. Set option 'nameServers' to the address of a name server, whose port "
+        "is 9876 by default (a broker's is 10911)."
     )
     assert type(error_of(REQUEST, refused, "10.0.0.5:10911")) is BrokerError
 

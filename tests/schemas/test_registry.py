@@ -277,7 +277,7 @@ def test_nobody_listens(registry: FakeRegistry) -> None:
     """K4: refused connections."""
     registry.stop()
 
-    with pytest.raises(SchemaRegistryDown, match=f"{registry.url} is not there.*refused"):
+    with pytest.raises(SchemaRegistryDown, match=f"{registry.url} is not available.*refused"):
         impatient(registry).schema(7)
 
 
