@@ -37,8 +37,9 @@ _CONNECTING: Final = RetryPolicy(attempts=3, first_pause_s=0.5, max_pause_s=0.5)
 """Retries while connecting: a wrong address soon ends in an error, a single broken connection does not."""
 _SOON_S: Final = 1.0
 _LATE_S: Final = 30.0
-"""Seconds between look-ups of a retry topic that is not on all brokers yet; they grow from ``_SOON_S`` to
-``_LATE_S``. A broker creates it at the group's first heartbeat, or never if rights are missing."""
+"""Pauses between look-ups of a retry topic that is not on all brokers yet; they grow from ``_SOON_S`` to
+``_LATE_S`` seconds. A broker creates the topic at the group's first heartbeat, or never if rights are
+missing."""
 
 SILENT_TIMEOUT_S: Final = 1.0
 """Short time-out for a broker that did not answer lately, in seconds, so that batches hardly wait for it."""
@@ -120,7 +121,7 @@ class Cluster:
     def routes(self, options: ReadOptions, name_server: NameServerClient | None = None) -> TopicRoutes:
         """Return an object that looks up the routes of the topics in ``options``, and of the retry topic.
 
-        For one thread.
+        Only one thread may use it.
         """
         names = name_server or self.name_server()
         return TopicRoutes(names, options.subscribed(), options.retry_topic(), self.clock)
@@ -176,8 +177,8 @@ def stored_at_s(
 ) -> float | None:
     """Return the wall-clock second at which the first message from ``queue_offset`` on was stored.
 
-    None if the broker returns no message, also if it no longer has that offset. This pulls one message, and
-    changes no group's offsets.
+    Return None if the broker returns no message, for example because it no longer has that offset. The
+    function pulls one message, and changes no group's offsets.
 
     Raises:
         RocketMQError: If the broker does not answer in time, or refuses.

@@ -31,6 +31,7 @@ from pyspark_rocketmq.wire.framing import Signer
 HandlerFor = Callable[[str], RequestHandler]
 """Returns the handler for the requests of the server at an address."""
 OnChannel = Callable[[Channel | RocketMQError], object]
+"""Gets an open channel, or the error that prevented it."""
 _pools: dict[ConnectionSettings, ChannelPool] = {}
 """This process's pools by settings. In a forked child they begin without connections."""
 
@@ -78,7 +79,7 @@ class Elsewhere:
     inner: Connect
 
     def connect(self, address: str, timeout_s: float) -> Transport:
-        """Connect to the address to use instead of ``address``.
+        """Connect to the server that a broker announces as ``address``, perhaps at another address.
 
         Raises:
             ConnectFailed: If no connection could be opened; it names both addresses if they differ.
@@ -94,7 +95,9 @@ class Elsewhere:
 
 
 class ChannelPool(Closing):
-    """One channel per address, opened when first needed or after it died. Shared by any number of threads.
+    """One channel (a connection) per address, for any number of threads.
+
+    A channel is opened when it is first needed, and again after it has ended.
 
     As in the Java client, one connection per server carries everything: pulls, commits, heartbeats, sends.
     Only the pulls of tasks have connections of their own (``pull_connection``).
@@ -219,9 +222,9 @@ class ChannelPool(Closing):
 
 
 def _outcome_in(place: Future[Channel], address: str) -> Channel | RocketMQError:
-    """Return the channel of a completed future, or its error.
+    """Return the channel of a completed future, or the error of connecting.
 
-    Each caller gets a new ``ConnectFailed``, because a shared exception would mix tracebacks.
+    Each caller gets a ``ConnectFailed`` of its own, because a shared exception would mix their tracebacks.
     """
     error = place.exception()
     if error is None:

@@ -40,11 +40,14 @@ logger = logging.getLogger(__name__)
 
 
 class Pull(Outgoing, Protocol):
-    """A pull without its opaque, such as a ``PullRequest``."""
+    """A pull that has no request number (``opaque``) yet, such as a ``PullRequest``."""
 
     @property
     def longest_hold_s(self) -> float:
-        """Seconds for which the broker may keep the pull; silence counts only after them. Usually 0."""
+        """Seconds for which the broker may keep the pull before it answers; 0 if it answers immediately.
+
+        The broker's silence about this pull counts only after these seconds.
+        """
         ...
 
 

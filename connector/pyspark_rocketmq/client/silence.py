@@ -10,8 +10,8 @@ _LEAST_S: Final = 0.1
 _SURE_S: Final = 3.0
 """Seconds of silence that end a connection even while other requests are under way on it."""
 _SLOWEST_S: Final = 2.5
-"""Seconds of silence that are suspicious however long this server has needed for an answer; less than a
-request's time-out."""
+"""Upper bound of the suspicious silence, in seconds, for a server that has needed longer for an answer; it is
+less than a request's time-out."""
 
 
 class Sent(NamedTuple):
@@ -24,12 +24,12 @@ class Sent(NamedTuple):
 
 
 class Silence:
-    """Record of one connection's sends and arrivals, which decides when its silence ends it.
+    """Decides whether a silent connection must end, from a record of its sends and arrivals.
 
-    When a request is given up, its connection ends if nothing at all has arrived since it was sent. This
-    silence must have lasted at least 0.1 s, and as long as this server has needed for an answer, up to 2.5 s.
-    While other requests are under way, the connection must have been silent for 3 s: the given-up request may
-    only have had too little time.
+    A request is given up when its deadline has passed. Then its connection ends if nothing at all has arrived
+    since the request was sent. This silence must have lasted at least 0.1 s, and as long as this server has
+    needed for an answer, up to 2.5 s. While other requests are under way, the silence must have lasted 3 s:
+    the given-up request may only have had too little time.
     """
 
     def __init__(self) -> None:
@@ -55,23 +55,25 @@ class Silence:
     def answered_after(self, took_s: float) -> None:
         """Note that the server took ``took_s`` seconds for an answer that costs it no work.
 
-        From now on, a silence is suspicious only if it lasts as long. More than 2.5 s count as 2.5 s.
+        From now on, only a silence of at least this length is suspicious. More than 2.5 s count as 2.5 s.
         """
         self._least_s = max(self._least_s, min(took_s, _SLOWEST_S))
 
     def is_suspicious(self, given_up: Iterable[Sent], now_s: float) -> bool:
-        """Return whether nothing has arrived since one of these requests was sent, for suspiciously long.
+        """Return whether nothing has arrived for suspiciously long since one of these requests was sent.
 
-        That is at least 0.1 s, and at least the longest time noted by :meth:`answered_after` (up to 2.5 s).
+        Suspicious is a silence of at least 0.1 s, and of at least the longest time noted by
+        :meth:`answered_after`, which is at most 2.5 s.
         """
         silent_s = (now_s - each.at_s for each in given_up if each.received_before == self.received)
         return max(silent_s, default=0.0) >= self._least_s
 
     def over_after_s(self, now_s: float, *, has_others: bool) -> float | None:
-        """Return the seconds of silence if they end a suspicious connection; None if it goes on.
+        """Return for how many seconds a suspicious connection was silent if it must end; None if it goes on.
 
         The silence counts from the first request after the last arrival. The connection goes on if bytes have
-        arrived since, or if other requests are under way (``has_others``) and the silence is below 3 s.
+        arrived since that request, or if other requests are under way (``has_others``) and the silence is
+        shorter than 3 s.
         """
         if self._first.received_before != self.received:
             return None

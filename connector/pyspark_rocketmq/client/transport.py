@@ -1,4 +1,4 @@
-"""The system calls of one TCP connection; replaces what a child of ``fork()`` must not share.
+"""The system calls of one TCP connection, and the renewal of connections in a child of ``fork()``.
 
 Rule 1: every ``OSError`` is raised as a ``TransportError`` that names the address. Rule 2: no call blocks
 without a bound. This module handles bytes only, neither frames nor requests; ``tls`` adds encryption.

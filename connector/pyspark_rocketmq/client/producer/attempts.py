@@ -37,8 +37,8 @@ logger = masking_logger(__name__)
 OutcomeT = TypeVar("OutcomeT")
 
 _LATE_S: Final = 60.0
-"""Seconds after a send's time-out within which its outcome must come. If none does, a callback was lost,
-which is a bug."""
+"""Seconds after a send's time-out within which its outcome must come. If no outcome comes, a callback was
+lost, which is a bug."""
 _WAIT_S: Final = 1.0
 
 _AVOIDED_MS: Final = (
@@ -58,9 +58,10 @@ _LATENCY_OF_A_FAILURE_MS: Final = 10_000
 
 
 def next_outcome(outcomes: SimpleQueue[OutcomeT], send_timeout_s: float) -> OutcomeT:
-    """Wait for the next outcome of sends that may take ``send_timeout_s`` each, for up to 60 s longer.
+    """Wait for the next outcome of sends that may take ``send_timeout_s`` each, and return it.
 
-    The time is counted in waits of one second, so time in which the process is suspended does not count.
+    The wait may last 60 s longer than a send. It is counted in waits of one second, so time in which the
+    process is suspended does not count.
 
     Raises:
         AssertionError: If no outcome comes in that time, although each send has exactly one.

@@ -75,7 +75,7 @@ _MORE_THAN_A_MONTH_S = 32 * 86_400.0
 
 _SIGNS_OF_AN_OLD_ROUTE: Final = (TransportError, TopicNotFound)
 _ORDERED_CHUNK: Final = 4096
-"""Number of messages that ``send_ordered`` collects to form batches."""
+"""Number of messages that ``send_ordered`` collects before it forms batches from them."""
 
 
 class UniqueKeys:
@@ -211,15 +211,14 @@ class Producer(Closing):
     def queues(
         self, topic: str, *, may_create: bool = True, afresh: bool = False
     ) -> tuple[MessageQueue, ...]:
-        """Return the queues that messages go to; their order decides which queue a sharding key gets.
+        """Return the topic's queues to send to; their order decides which queue a sharding key gets.
 
         If name servers do not answer or no longer list the topic, the last known route is used.
 
         Args:
-            topic: If no name server lists it and this producer never had its route, the result is the queues
-                that brokers will create, if any do so.
-            may_create: Whether to return the queues that brokers will create; if False, such a topic raises
-                TopicNotFound.
+            topic: The topic; it need not exist yet.
+            may_create: Whether to return the queues that brokers will create, for a topic that no name server
+                lists and whose route this producer never had. If False, such a topic raises TopicNotFound.
             afresh: Whether to ask the name server even if the known route is young.
 
         Raises:
@@ -246,7 +245,7 @@ class Producer(Closing):
         self._name_servers.know(topic, route)
 
     def master_of(self, queue: MessageQueue) -> str:
-        """Return the address of the master of the queue's broker, which takes messages.
+        """Return the address of the master of the queue's broker, to which messages are sent.
 
         Raises:
             RocketMQError: If no route names a master, or for the same reasons as :meth:`queues`.
