@@ -89,7 +89,10 @@ class ResetWatch(Protocol):
         ...
 
     def look(self, idle: Mapping[MessageQueue, int], addresses: Addresses) -> None:
-        """If a check is due, ask for resets of ``idle``: next offsets of the queues without new messages."""
+        """Ask the brokers for resets of queues without new messages, if a check is due.
+
+        ``idle`` has the next offsets of these queues.
+        """
         ...
 
 
@@ -173,7 +176,15 @@ class RemoteBrokerOffsets:
     def __init__(
         self, consumer_group: str, brokers: BrokerClient, zeros: set[MessageQueue] | None = None
     ) -> None:
-        """Take the group's name, and ``zeros``, queues for which a broker before 5.0 is known to store 0."""
+        """Prepare to read and write; nothing connects yet.
+
+        Args:
+            consumer_group: The group's name, without a namespace.
+            brokers: Sends the requests.
+            zeros: Queues for which a broker before 5.0 is known to store 0. Such a broker also answers 0 if
+                it stores nothing. So for a queue that is not in this set, :meth:`read` asks it for its list
+                of all offsets, and adds the queue if that list has a 0.
+        """
         self._group = consumer_group
         self._brokers = brokers
         self._zeros = set() if zeros is None else zeros
@@ -288,7 +299,9 @@ def open_group_store(options: ReadOptions, storage: StorageOptions | None = None
 def at_each_broker(
     queues: Collection[MessageQueue], ask: Callable[[Collection[MessageQueue]], T]
 ) -> tuple[list[T], dict[MessageQueue, RocketMQError]]:
-    """Call ``ask`` with each broker's queues; return the results, and queues whose brokers fail now, and why.
+    """Call ``ask`` with each broker's queues; return its results, and the error of each queue that has none.
+
+    The second result has the queues of brokers that do not answer now or refuse for the moment.
 
     Raises:
         RocketMQError: If a broker refuses for good.
@@ -321,7 +334,7 @@ class RemoteGroup:
 
     @property
     def consumer_group(self) -> str:
-        """Name under which the group's progress is stored."""
+        """Key of the group's progress: ``GROUP``, or ``NAMESPACE%GROUP`` with a namespace."""
         return offset_key(self._options)
 
     def read(self, queues: Collection[MessageQueue] | None = None) -> Answers:

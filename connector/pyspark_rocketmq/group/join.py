@@ -37,9 +37,9 @@ from pyspark_rocketmq.wire.requests.bodies import ConsumerData, ConsumeType, Hea
 logger = masking_logger(__name__)
 
 _WITHIN_S: Final = 20.0
-"""Maximum time for a member's last calls: 10 s for the round under way, then 3 s each for unregistering, for
-the check that no other process uses its name, and for unlocking. It takes so long only if a broker is
-silent."""
+"""Maximum seconds for a member's last calls, which last so long only if a broker is silent: 10 s for the
+round under way, then 3 s each for unregistering, for the check that no other process uses the member's name,
+and for unlocking."""
 
 _members: list[RunningMember] = []
 

@@ -84,9 +84,9 @@ class QueueOwnership(Protocol):
         ...
 
     def planned(self, grants: Mapping[MessageQueue, int]) -> frozenset[MessageQueue]:
-        """Note the queues that the plan contains; return those that this member still holds by these grants.
+        """Note the queues of the plan that was made; return those that may be run.
 
-        Only these may be run.
+        These are the queues that this member still holds under the same grants as in ``grants``.
         """
         ...
 
@@ -187,14 +187,17 @@ class GroupCalls:
 
 
 class PlanWatcher(Protocol):
-    """Informs whoever runs a plan about changes to its queues; its methods must not block."""
+    """Gets reports about a plan (the ranges of one micro-batch) and its queues, for the tasks that run it.
+
+    Its methods must not block.
+    """
 
     def plan_made(self, plan: int, queues: Collection[MessageQueue]) -> None:
         """Report a new plan with its number and ``queues``."""
         ...
 
     def must_leave(self, plan: int, queues: Collection[MessageQueue]) -> None:
-        """Report all queues of the plan that are to be given up now; called again after each change."""
+        """Report all queues of the plan that its tasks must give up now; called again after each change."""
         ...
 
     def replan(self, plan: int, reason: str) -> None:
@@ -202,11 +205,11 @@ class PlanWatcher(Protocol):
         ...
 
     def leaves(self, plan: int) -> None:
-        """Report that the planner process ends; the process waits until the plan's deliveries have ended."""
+        """Report that the planner process is about to end; it waits until the plan's deliveries are over."""
         ...
 
     def calls_end_s(self) -> float:
-        """Return for how many seconds a call of the listener may continue after the end of its query."""
+        """Return for how many seconds at most a listener's call may continue after its query's end."""
         ...
 
 
@@ -240,8 +243,8 @@ class RunningMember:
         self._wake = threading.Event()
         self._is_stopping = False
         self._waits_for_calls = False
-        """True if this member waits for the last call of a listener before it leaves. Another process may
-        have started under its name by then."""
+        """Whether this member waits for the last call of a listener before it leaves. In that time another
+        process may have started under this member's client id."""
         self._thread = threading.Thread(target=self._run, name="rocketmq-group", daemon=True)
         self._routes = Routes({})
         """Routes at the last look-up; for a topic that is gone, its last known route."""
@@ -261,7 +264,7 @@ class RunningMember:
         self._notified: tuple[int, frozenset[MessageQueue]] = (0, frozenset())
         """Last report to the watcher: the plan, and its queues that are to be given up."""
         self._given_up: frozenset[MessageQueue] = frozenset()
-        """Queues that were in such a report on this plan: its tasks never take one back."""
+        """Queues that were in any such report on this plan; the plan's tasks never take one back."""
         self._offered: Mapping[MessageQueue, int] = {}
         """Queues that the newest plan could contain, each with the number of its grant (its lock)."""
         self._made = 0
@@ -271,7 +274,7 @@ class RunningMember:
         self._resets: dict[MessageQueue, int] = {}
         """Targets of resets for the next plan."""
         self._outdated = 0
-        """Number of the newest plan of which the watcher was informed that it is outdated."""
+        """Number of the newest plan that was reported to the watcher as outdated."""
 
     # --- life -----------------------------------------------------------------------------------------------
 
@@ -326,9 +329,10 @@ class RunningMember:
         return self._notify(begin)
 
     def planned(self, grants: Mapping[MessageQueue, int]) -> frozenset[MessageQueue]:
-        """Note the queues that the plan contains; return those that this member still holds by these grants.
+        """Note the queues of the plan that was made; return those that may be run.
 
-        Only these may be run. The watcher gets a report of the plan, unless no queue is left.
+        These are the queues that this member still holds under the same grants as in ``grants``. If there
+        are any, the watcher gets a report of the plan.
         """
         valid = self._notify(lambda machine, now_s: machine.planned(grants, now_s))
         if self._watcher is not None and valid:
@@ -389,7 +393,7 @@ class RunningMember:
         return True
 
     def notified(self) -> None:
-        """Have the members requested again soon, because a broker has notified that the group changed."""
+        """Request the list of members again soon, because a broker has notified that the group changed."""
         self._notify(lambda machine, now_s: machine.notified(now_s))
 
     def held(self) -> Mapping[MessageQueue, float]:
@@ -568,8 +572,9 @@ class RunningMember:
     def _beat(self) -> None:
         """Send a heartbeat to all brokers of the routes, replicas too (``sendHeartbeatToAllBroker``).
 
-        A broker creates the group's retry topic at its first one. So look for the topic then: its queues
-        belong to the first share, and in real time would end a batch that was planned without them.
+        A broker creates the group's retry topic when it gets the group's first heartbeat. So look for the
+        topic after a first answer. Its queues belong to this member's first share; found later, they would
+        end a real-time batch that was planned without them.
         """
         names: dict[BrokerAddress, set[str]] = {}
         for broker in self._routes.brokers:
@@ -608,11 +613,11 @@ class RunningMember:
     def _ask_members(self) -> None:
         """Get the list of members from the first broker that answers.
 
-        Members for which the same brokers answer see the same list.
+        All members ask in the same order, so those for which the same brokers answer see the same list.
 
-        Each silent broker costs its time-out, and no lock is renewed meanwhile. So a round does not query the
-        next broker after ``CALL_TIMEOUT_S``; the following round does. Brokers that have not answered the
-        last heartbeat, or the last such request, come last.
+        Each silent broker costs its time-out, and no lock is renewed meanwhile. So a round of calls asks no
+        further broker once ``CALL_TIMEOUT_S`` have passed; the following round does. Brokers that have not
+        answered the last heartbeat, or the last such request, come last.
         """
         deadline = self._within(CALL_TIMEOUT_S)
         for name, address in sorted(self._routes.masters.items(), key=lambda item: self._silence(item[1])):
@@ -703,7 +708,7 @@ class RunningMember:
         self._notify(lambda machine, now_s: machine.stop(now_s, calls_end_s=calls_end_s))
 
     def _is_name_used_again(self, address: BrokerAddress, broker_name: str) -> bool:
-        """Return whether another connection has this client id.
+        """Return whether another process has joined the group with this member's client id.
 
         The broker does not distinguish the locks of members with the same id. This member's own connection
         is no longer in the broker's list when this is called.

@@ -55,7 +55,8 @@ logger = logging.getLogger(__name__)
 ConsumeOne = Callable[[MessageExt], ConsumeMessageDirectlyResult]
 """Calls the listener with one message; returns its answer or its error."""
 WasReset = Callable[[Collection[MessageQueue]], None]
-"""Gets the queues of a reset if the store has no epochs, otherwise none."""
+"""Called after an administrator's reset. It gets the reset queues if the store has no epochs, which would
+refuse the running batch's commits; otherwise it gets none."""
 
 
 class ClientRemotingProcessor:
@@ -217,7 +218,7 @@ class ClientRemotingProcessor:
     def running_info(self, consumer_group: str) -> ConsumerRunningInfo | None:
         """Return what ``mqadmin consumerStatus`` shows: subscriptions, held queues, locks, offsets, rates.
 
-        None if this is not a member of the group.
+        Return None if this is not a member of the group.
         """
         if consumer_group != self._options.consumer_group or self._heartbeat is None:
             return None
@@ -248,8 +249,8 @@ class ClientRemotingProcessor:
     ) -> ConsumeMessageDirectlyResult | None:
         """Call the listener with ``message`` in this process, and return its answer or error.
 
-        If the listener was not registered by its name, return a refusal with the reason; if this is no
-        member of the group, None. See row D12 of ``docs/semantics.md``.
+        If the listener was not registered by its name, return a refusal with the reason. If this is not a
+        member of the group, return None. See row D12 of ``docs/semantics.md``.
         """
         if consumer_group != self._options.consumer_group:
             return None
