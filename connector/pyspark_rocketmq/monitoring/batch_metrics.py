@@ -25,7 +25,7 @@ from pyspark_rocketmq.source.ranges import is_plan, offset_to_plan
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueueMetrics:
-    """Counts of one queue for a micro-batch, or for a commit while it runs, and the position afterwards."""
+    """Counts of one queue in a micro-batch, or up to a commit within it, and the queue's position then."""
 
     queue: MessageQueue
     planned: int
@@ -47,11 +47,11 @@ class QueueMetrics:
     suspended_until_s: float | None = None
     """Wall-clock second until which the queue is suspended; one in the past means that it is not."""
     lag: QueueLag | None = None
-    """Position compared with the queue's end. None if the batch was dropped because one of its queues had
-    moved to another consumer, or if the offset store refused this queue."""
+    """How far the position is behind the queue's end. None if the batch was dropped because one of its queues
+    had moved to another consumer, or if the offset store refused this queue."""
 
     def is_suspended(self, now_s: float) -> bool:
-        """Whether the queue is paused, usually because its listener gave back the next message.
+        """Return whether the queue is suspended, usually because its listener gave back the next message.
 
         See row D3 of ``docs/semantics.md``.
         """
@@ -72,7 +72,7 @@ class BatchMetrics:
     at_s: float
     """Wall-clock second of these metrics: a moment after the end of the batch or the commit."""
     duration_s: float
-    """Duration of the batch; for a commit within it, the time since the run's previous metrics or start."""
+    """Duration of the batch. For a commit within it: time since the run's previous metrics, or its start."""
     rows: int | None
     """Rows added to the consumer's sink; None without a consumer, or if the batch was dropped."""
     queues: tuple[QueueMetrics, ...]
@@ -118,7 +118,7 @@ class BatchMetrics:
 
     @property
     def suspended(self) -> int:
-        """Number of queues that were paused at ``at_s``."""
+        """Number of queues that were suspended at ``at_s``."""
         return sum(one.is_suspended(self.at_s) for one in self.queues)
 
     @property

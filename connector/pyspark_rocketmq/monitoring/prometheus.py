@@ -128,7 +128,7 @@ class PrometheusEndpoint:
 
     @property
     def port(self) -> int:
-        """The port in use."""
+        """The port at which metrics are served; useful if port 0 was given."""
         return self._server.server_port
 
     def close(self) -> None:

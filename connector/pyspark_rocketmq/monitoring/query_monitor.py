@@ -44,13 +44,14 @@ _TIMEOUT_S: Final = 1.5
 """Time-out of one request. It is short, so that an unreachable broker does not delay metrics for long."""
 _CALLS_AT_ONCE: Final = 16
 _SHARE_OF_TIME: Final = 20
-"""Pause after brokers were asked, as a multiple of the time that this took. In the pause, commits within a
-batch ask no broker."""
+"""Length of the pause after brokers were asked, as a multiple of the time that the requests took. In the
+pause, commits within a batch ask no broker."""
 
 _REPORTS_KEPT: Final = 100
 """Maximum number of reports kept until Spark reports their batches' ends. Spark may never do so: it drops
 events if its listeners are too slow."""
 MetricsListener = Callable[[BatchMetrics], None]
+"""Gets the metrics of a micro-batch, or of a commit within one."""
 
 
 class StoredTimes:
@@ -72,7 +73,7 @@ class StoredTimes:
     def is_due(self) -> bool:
         """Whether brokers may be asked again for a commit within a batch.
 
-        That is the case after a pause of 20 times as long as the last queries for the ends of queues took.
+        This needs a pause after the last queries for the ends of queues, 20 times as long as they took.
         """
         return self._clock.monotonic_s() >= self._due_s
 
@@ -110,10 +111,10 @@ class StoredTimes:
         return {queue: bounds.max_offset for queue, bounds in statistics.items()}
 
     def last_known(self, positions: Mapping[MessageQueue, int]) -> dict[MessageQueue, float]:
-        """Return the times that the last :meth:`query` found for these queues, without asking a broker.
+        """Return the store times that the last :meth:`query` found for these queues, without asking a broker.
 
-        A time belongs to the queue's position in that query, not to the one in ``positions``. Queues without
-        a known time are left out.
+        Each is the time of the message at the queue's position in that query. The position in ``positions``
+        may be a later one. Queues without a known time are left out.
         """
         return {queue: stored for queue, (_, stored) in self._known.items() if queue in positions}
 
@@ -217,9 +218,6 @@ class QueryMonitor(StreamingQueryListener):
     It logs one line for each micro-batch, at INFO, and one for each commit while a batch runs, at DEBUG.
     Registered listeners get a ``BatchMetrics`` for each micro-batch and for each of these commits. The method
     :meth:`queries` returns the present state of all running queries.
-
-    ``options`` are options of the source, with which the monitor reaches the brokers of queries without a
-    consumer. It needs them to find how many seconds the next messages of these queries have waited.
     """
 
     def __init__(self, options: Mapping[str, str] | None = None, *, clock: Clock | None = None) -> None:

@@ -1,4 +1,4 @@
-"""The changes in messages as columns of a plain stream or read."""
+"""Decodes change data (Canal, Debezium or Maxwell) in messages into columns of a plain stream or read."""
 
 from __future__ import annotations
 
@@ -102,7 +102,10 @@ def change_columns(
 
 
 def _in_a_pipeline(df: DataFrame, columns: Sequence[str], decoder: Envelope, added: StructType) -> DataFrame:
-    """Return the changes by an Arrow UDF: in a pipeline ``mapInArrow`` would ask Spark for the columns."""
+    """Return the changes by an Arrow UDF, for a Spark Declarative Pipeline.
+
+    In a pipeline ``mapInArrow`` cannot be used: it would ask Spark for the columns of ``df``.
+    """
     from pyspark.sql import functions as sf
     from pyspark.sql.pandas.functions import arrow_udf
 
@@ -223,7 +226,10 @@ def _decoded(
 
 
 def _read_properties(properties: pa.Array) -> Iterable[Mapping[str, str]]:
-    """Return for each message the only property that an envelope reads; none if the column is another one."""
+    """Return each message's property ``NEW_KEY``, the only one that an envelope reads, as a mapping.
+
+    The mapping is empty without this property, and if ``properties`` is no map of texts.
+    """
     if not pa.types.is_map(properties.type) or properties.type.key_type not in _TEXTS:
         return [{}] * len(properties)
     new_keys = pc.map_lookup(properties, pa.scalar(NEW_KEY, properties.type.key_type), "first")
@@ -264,9 +270,9 @@ def _json(values: Mapping[str, Any], types: Mapping[str, SourceType]) -> str:
 
 
 def _exact(value: Any, kind: SourceType | None) -> Any:
-    """Return the value, as text if it is a decimal too large for Spark.
+    """Return the value, or its text if it is a decimal with more digits than Spark's decimals have.
 
-    Otherwise from_json, which reads such a decimal as a string, would first turn the number into a double.
+    ``from_json`` reads such a decimal as a string, and would first turn a JSON number into a double.
     """
     match value:
         case Decimal() if kind is not None and kind.spark == "string":

@@ -58,7 +58,7 @@ _ENCRYPTIONS: Final = (
     "spark.authenticate.enableSaslEncryption",
 )
 _MANY: Final = 10_000
-"""Number of rows that is enough for every task to get some."""
+"""Number of rows in the job that counts tasks, large enough that every task gets some."""
 _PROBE: Final = """\
 import sys
 from pyspark_rocketmq.requirements import check_packages
@@ -120,11 +120,12 @@ def qualified(spark: SparkSession, path: str) -> str:
 
 
 def stoppable(function: BatchFunction) -> BatchFunction:
-    """Wrap a ``foreachBatch`` function: an interruption surfaces as a short error that Spark recognises.
+    """Wrap a ``foreachBatch`` function, so that Spark recognises when a stop of the query interrupted it.
 
-    Spark looks for interruptions with a regular expression that needs a stack frame per character
-    (``StreamExecution.PROXY_ERROR``).  A whole Java stack trace would overflow the stack and end the stream
-    thread, and callers that wait for the query would wait for ever.
+    Spark looks for interruptions in an error's text with a regular expression that needs a stack frame per
+    character (``StreamExecution.PROXY_ERROR``).  A whole Java stack trace would overflow the stack and end
+    the stream thread, and callers that wait for the query would wait for ever. So the wrapped function raises
+    a short error.
 
     Raises:
         BatchInterrupted: In place of the error of a job that was interrupted or cancelled.
@@ -159,7 +160,7 @@ def _interruption(error: Any) -> str | None:
 
 
 def is_classic(spark: object) -> TypeGuard[SparkSession]:
-    """Whether the session's driver is this process, as it is without Spark Connect."""
+    """Return whether the session's driver is this process, as it is without Spark Connect."""
     return isinstance(spark, SparkSession)
 
 
@@ -182,7 +183,7 @@ def _is_stopped(spark: SparkSession) -> bool:
 
 
 def _has_stopped_context(spark: SparkSession) -> bool:
-    """Whether the context of a classic session was stopped, by Python or by the JVM, which Python misses."""
+    """Return whether the context of a classic session was stopped, by Python or only in the JVM."""
     context: Any = spark.sparkContext._jsc  # noqa: SLF001 - SparkContext.stop leaves None
     if context is None:
         return True
@@ -198,7 +199,7 @@ def _settings(spark: SparkSession) -> Any:
 
 
 def is_speculative(spark: SparkSession) -> bool:
-    """Whether Spark starts a second copy of a slow task."""
+    """Return whether Spark starts a second copy of a slow task (``spark.speculation``)."""
     return str(_settings(spark).get("spark.speculation", "false")).strip().lower() == "true"
 
 
@@ -220,7 +221,12 @@ def check_speculation(spark: SparkSession) -> None:
 
 
 def check_session(spark: SparkSession | None, what: str) -> None:
-    """Raise RocketMQError without a session; ``SparkSession.getActiveSession()`` returns None then."""
+    """Raise RocketMQError if ``spark`` is None, as ``SparkSession.getActiveSession()`` is without a session.
+
+    Args:
+        spark: The session, or None.
+        what: Name of what needs the session, for the error.
+    """
     if spark is None:
         raise RocketMQError(
             f"{what} needs a Spark session, not None; create one by SparkSession.builder.getOrCreate()."
@@ -228,7 +234,15 @@ def check_session(spark: SparkSession | None, what: str) -> None:
 
 
 def check_classic(spark: SparkSession, what: str, why: str) -> None:
-    """Raise RocketMQError without a session, or for one of Spark Connect: its driver is another process."""
+    """Raise RocketMQError if there is no session, or if it is one of Spark Connect.
+
+    The driver of a session of Spark Connect is another process.
+
+    Args:
+        spark: The session.
+        what: Name of what needs a classic session, for the error.
+        why: Reason, for the error.
+    """
     check_session(spark, what)
     if not is_classic(spark):
         raise RocketMQError(f"{what} does not work with Spark Connect: {why}.")
@@ -255,7 +269,7 @@ def check_delta(spark: SparkSession) -> None:
 
 
 def _is_too_old(jvm: Any) -> bool:
-    """Whether Delta Lake is a release for Spark 4.2 or older, which cannot read tables on a newer Spark."""
+    """Return whether Delta Lake is a release for Spark 4.2 or older, which cannot read on a newer Spark."""
     try:
         version = str(jvm.io.delta.package.VERSION())
         return tuple(map(int, version.split(".")[:2])) <= NEWEST_DELTA
@@ -265,7 +279,10 @@ def _is_too_old(jvm: Any) -> bool:
 
 
 def cores(spark: SparkSession) -> int:
-    """Return Spark's default parallelism; over Spark Connect, run a job to find it."""
+    """Return Spark's default parallelism, usually the number of its cores.
+
+    Over Spark Connect, run a job to find it.
+    """
     if is_classic(spark):
         return int(spark.sparkContext.defaultParallelism)
     numbers = spark.range(_MANY).select(sf.spark_partition_id().alias("number"))
@@ -341,7 +358,7 @@ def _found_problem(executable: str) -> str | None:
 
 
 def _is_local(spark: SparkSession) -> bool:
-    """Whether all workers are on this machine."""
+    """Return whether all workers are on this machine."""
     master = _settings(spark).get("spark.master", None) or ""
     return master == "local" or master.startswith("local[")
 
@@ -367,7 +384,7 @@ def encrypts_network(spark: SparkSession) -> bool:
 def task_slots(spark: SparkSession) -> Slots:
     """Return how many tasks can run at the same time now, and how many a batch should have at most.
 
-    The second number is 0, which stands for any number, if the cluster adds executors or refuses to answer.
+    The second number is 0, which means no maximum, if the cluster adds executors or refuses to answer.
     """
     try:
         # spark.default.parallelism may be any number.
@@ -400,7 +417,7 @@ def most_slots(spark: SparkSession) -> int:
 
 
 def calls_end_s(spark: SparkSession) -> float:
-    """Return for how many seconds after its query's end a listener may still be called.
+    """Return the maximum seconds after a query's end in which its listener may still be called.
 
     This depends on the time that Spark leaves a Python worker to end (``spark.python.task.killTimeout``).
     """
@@ -416,7 +433,7 @@ def calls_end_s(spark: SparkSession) -> float:
 def idle_kill(spark: SparkSession) -> IdleKill | None:
     """Return after what time Spark kills a Python worker that yields no rows, and by which settings.
 
-    None if it never does, or if that is not known.
+    Return None if Spark never does this, or if its settings cannot be read.
     """
     try:
         context = spark.sparkContext.getConf()
@@ -434,7 +451,7 @@ def idle_kill(spark: SparkSession) -> IdleKill | None:
 def ask_executors(
     spark: SparkSession, ask: ArrowFunction, columns: str, description: str
 ) -> Sequence[Row] | None:
-    """Run a small job whose tasks call ``ask`` on all executors, as far as Spark spreads them.
+    """Run a small job whose tasks call ``ask``, on all executors to which Spark gives one of the tasks.
 
     Args:
         spark: A classic session.
@@ -464,7 +481,7 @@ def ask_executors(
 
 
 def is_active(query: StreamingQuery) -> bool:
-    """Whether a query is running; False if the JVM is gone."""
+    """Return whether a query is running; False if the JVM is gone."""
     try:
         return bool(query.isActive)
     except Exception:  # noqa: BLE001 - the JVM is gone, or its connection
@@ -472,7 +489,7 @@ def is_active(query: StreamingQuery) -> bool:
 
 
 def lives(query: StreamingQuery, spark: SparkSession) -> bool:
-    """Whether a query of a classic session is running and can run further batches.
+    """Return whether a query of a classic session is running and can run further batches.
 
     Spark counts an idle query as running after its session was stopped.
     """

@@ -1,4 +1,4 @@
-"""Takes a message from the source's columns in the form in which offset rows store it."""
+"""Reads a message's offset, store time and log position from a row of the source, for offset rows."""
 
 from __future__ import annotations
 
@@ -13,7 +13,10 @@ _MICROS_PER_MILLI: Final = 1000
 
 
 def message_in(batch: pa.RecordBatch, row: int) -> LastMessage | None:
-    """Return the message in a row, as offset rows store it; None without a store time or a log position."""
+    """Return the message in row ``row`` of ``batch`` as a ``LastMessage``, the form that offset rows store.
+
+    Return None if the row has no store time or no log position.
+    """
     names = (QUEUE_OFFSET, "storeTimestamp", "commitLogOffset")
     offset, stored_at, log_offset = (batch.column(name)[row] for name in names)
     if not (stored_at.is_valid and log_offset.is_valid):

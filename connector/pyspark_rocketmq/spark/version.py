@@ -71,7 +71,10 @@ def arrow_schema(columns: StructType) -> pa.Schema:
 
 
 class _ArchiveStamp:
-    """Replacement for a finder's ``invalidate_caches``: read the archive's directory only if it changed."""
+    """Replacement for a finder's ``invalidate_caches``, which drops the cached directory of an archive.
+
+    A call of this one drops it only if the archive's file has changed.
+    """
 
     def __init__(self, finder: zipimporter) -> None:
         self._finder = finder
@@ -93,8 +96,8 @@ class _ArchiveStamp:
 def keep_archives() -> None:
     """Keep the cached directories of the archives on Python's path until an archive changes.
 
-    Spark before 4.2 drops these directories before every task. Then reading the directory of pyspark's
-    archive again takes 0.1 s of a core. Does nothing with a newer Spark.
+    Spark before 4.2 drops these directories before every task, and reading the one of pyspark's archive again
+    takes 0.1 s of a core. With a newer Spark this function does nothing.
     """
     for finder in () if SPARK_PASSES_TRIGGER else list(sys.path_importer_cache.values()):
         if isinstance(finder, zipimporter) and "invalidate_caches" not in vars(finder):
