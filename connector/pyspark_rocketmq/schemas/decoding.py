@@ -115,7 +115,10 @@ def _check_reader_schema(text: str) -> None:
 
 
 class BodyDecoder:
-    """Decodes bodies by their writers' schemas. A listener may hold a decoder, and is pickled with it."""
+    """Decodes bodies by the schemas with which they were written; :meth:`SchemaRegistry.decoder` creates it.
+
+    A listener may hold a decoder, and is pickled with it.
+    """
 
     def __init__(self, settings: DecoderSettings) -> None:
         self._settings = settings
@@ -126,24 +129,24 @@ class BodyDecoder:
         Raises:
             BadRecord: If the body can never be decoded.
             SchemaRegistryDown: If this process has not got the body's schema yet, and the registry does not
-            answer.
-                Do not catch this: the messages wait then, and no attempt is counted.
+                answer. Do not catch this error in a listener: with it the messages wait, and no attempt is
+                counted.
         """
         return self._decode(message.body, message.properties)
 
     def columns(self, messages: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
         """Return the decoded bodies of an ``ArrowListener``'s messages as rows for it to return.
 
-        Each message becomes a row of these columns: ``queueOffset``; the fields of ``schema``, null where a
-        body lacks one; ``badRecord`` and ``badReason``, which are null unless the body cannot be decoded to a
-        record or a value does not fit its column: then they have the whole body and the reason. A number does
-        not fit a column of times, since its unit is unknown, nor does a time that is finer than the column.
+        Each message becomes a row with ``queueOffset``, the fields of ``schema``, ``badRecord`` and
+        ``badReason``. A field that a body lacks is null. The last two columns are usually null. If the body
+        cannot be decoded to a record, or a value does not fit its column, they have the whole body and the
+        reason, and all fields are null. A number does not fit a column of times, because its unit is
+        unknown. A time that is finer than its column does not fit either.
 
         Raises:
             SchemaError: If ``schema`` has one of the added columns.
             SchemaRegistryDown: If this process has not got a body's schema yet, and the registry does not
-            answer.
-                Do not catch this: the messages wait then.
+                answer. Do not catch this error in a listener: with it the messages wait.
         """
         if taken := [name for name in schema.names if name in _ADDED]:
             raise SchemaError(f"The schema has column(s) {', '.join(taken)}, which columns() adds itself.")
@@ -206,13 +209,13 @@ class BodyDecoder:
 def _decoders_of(settings: DecoderSettings) -> dict[SchemaId, Decode]:  # noqa: ARG001 - the key
     """Return this process's decoders for these settings, by schema; callers add to the dict that is returned.
 
-    It is the same one for equal settings, and outlives a micro-batch.
+    Equal settings have the same dict, which outlives a micro-batch.
     """
     return {}
 
 
 def _decoder(settings: DecoderSettings, schema_id: SchemaId) -> Decode:
-    """Return the decoder for a schema; one that refuses all payloads if the schema cannot be used."""
+    """Return the decoder for a schema. If the schema cannot be used, its decoder refuses all payloads."""
     lookup = lookup_of(settings.registry)
     make: Callable[..., Decode] = (
         partial(_avro, settings) if settings.body_format is BodyFormat.AVRO else partial(_protobuf, settings)

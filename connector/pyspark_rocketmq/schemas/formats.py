@@ -62,7 +62,9 @@ _JSON: Final = json.JSONDecoder(parse_float=_finite, parse_constant=_no_constant
 
 
 def avro_decoder(schema: RegisteredSchema, references: References, reader_schema: str | None) -> Decode:
-    """Return a decoder of Avro by its writer's schema; it converts values to ``reader_schema`` if given.
+    """Return a decoder of Avro payloads that were written by ``schema``.
+
+    It converts values to ``reader_schema`` if that is given.
 
     Raises:
         BadRecord: If the schema cannot be used.
@@ -177,7 +179,7 @@ negative number.
 
 
 class _AvroShape:
-    """Checks a schema: does a payload's size limit the size of its value, and does a type contain itself?"""
+    """Checks an Avro schema: may a short payload have a huge value, and does a type contain itself?"""
 
     def __init__(self, named: Mapping[str, Any]) -> None:
         self._named = named

@@ -1,7 +1,7 @@
-"""Splits a body into the id of its writer's schema and the payload. Pure.
+"""Splits a body into the id of the schema with which it was written, and the payload. Pure.
 
 A *frame* is what a serializer puts before the payload, or into the message's properties, to name the schema.
-Here 00, 01 and 10 are single bytes in hexadecimal digits:
+A *framing* is one serializer's form of frames. Here 00, 01 and 10 are single bytes in hexadecimal digits:
 
 * ``confluent``: 00, int32 id, payload; or 01, 16 bytes of a GUID, payload
 * ``confluent-headers``: payload; property ``__value_schema_id`` has the bytes before ``confluent``'s payload
@@ -130,7 +130,7 @@ _LOOKS: Final[tuple[tuple[str, Callable[[bytes], bool]], ...]] = (
 
 
 def _other(framing: Framing, body: bytes, properties: Mapping[str, str]) -> str:
-    """Return the framing that a body seems to have; empty if that is ``framing`` itself, or unknown."""
+    """Return the framing that a body seems to have; empty if it is ``framing`` itself, or if none fits."""
     found = looks_like(body, properties)
     return "" if framing in found.split() else found
 

@@ -1,7 +1,7 @@
 """Looks schemas up in a registry that speaks Confluent's REST form, once for each id in a process.
 
-Rule 1: the schema of an id never changes, so a schema that was found is kept for ever.  If an id is unknown,
-it is asked for again after some seconds.
+Rule 1: the schema of an id never changes, so a schema that was found is kept for ever.  An unknown id is
+asked for again, but only after some seconds (``not_found_s``).
 Rule 2: threads that want the same schema wait for one request; nothing waits under the lock.
 Rule 3: a schema counts as unknown only if the answer has a registry's own error code for this.  After any
 other answer of a server or a proxy, the registry counts as down.
@@ -129,7 +129,8 @@ class SchemaLookup:
             sleep: Waits before another try.
             wait_s: Maximum time of one look-up in seconds, with its repetitions.
             request_timeout_s: Maximum time of one request in seconds.
-            not_found_s: Seconds for which an unknown id is not asked for again.
+            not_found_s: Seconds for which an id counts as unknown, without a new request, after a look-up in
+                vain.
         """
         self._urls = urls
         self._get = get
@@ -143,7 +144,7 @@ class SchemaLookup:
         self._missing: dict[SchemaPath, float] = {}
         """Moments, on the monotonic clock, until which schemas count as unknown; the oldest comes first."""
         self._waits_from = 0.0
-        """Moment, on the monotonic clock, from which a look-up waits for a schema that a server lacks."""
+        """Moment, on the monotonic clock, from which look-ups wait again for a schema that is unknown."""
         self._asked: dict[SchemaPath, Future[RegisteredSchema]] = {}
         """Results of the requests under way, for which other threads wait."""
         renew_in_children(self)

@@ -11,8 +11,8 @@ class SchemaRegistry:
 
     Each process looks a schema up once. If the registry does not answer, a look-up raises
     ``SchemaRegistryDown`` after ``wait_s`` at most. In a listener this suspends the queue without counting an
-    attempt: the messages wait, and none is lost or becomes a dead letter. An unknown id is asked for again
-    for 3 s, since a server may get a new schema after its first messages have come.
+    attempt: the messages wait, and none is lost or becomes a dead letter. The first look-up of an unknown id
+    repeats its request for 3 s, since a server may get a new schema after its first messages have come.
 
     Args:
         url: Base URL, or several URLs of one registry, which are tried one after the other.
@@ -23,7 +23,8 @@ class SchemaRegistry:
             every machine.
         wait_s: Maximum time of a look-up in seconds, including repeated requests.
         request_timeout_s: Maximum time of a request in seconds.
-        not_found_s: Seconds for which an unknown id is not asked for again.
+        not_found_s: Seconds for which an id counts as unknown, without a new request, after a look-up in
+            vain.
 
     Raises:
         OptionError: If an argument is wrong.

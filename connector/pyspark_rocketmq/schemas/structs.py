@@ -14,9 +14,9 @@ Fits = Callable[[Any], bool]
 
 _MISFITS: Final = (pa.ArrowException, TypeError, ValueError, OverflowError)
 _INFINITE: Final = {16: 65520.0, 32: 3.4028235677973366e38, 64: float("inf")}
-"""Smallest number that becomes infinite as a float, by the float's bits."""
+"""Smallest number that becomes infinite in a float of 16, 32 or 64 bits."""
 _EXACT: Final = 2.0**53
-"""Smallest whole number that as a float may stand for others beside it."""
+"""Whole numbers from this one on are not all exact as a float: neighbours have the same float."""
 _NANOS: Final = {"s": 1_000_000_000, "ms": 1_000_000, "us": 1_000, "ns": 1}
 """Number of nanoseconds in each of Arrow's units of time."""
 _LISTS: Final = (
@@ -29,9 +29,9 @@ _LISTS: Final = (
 
 
 def as_structs(values: list[Any], reasons: list[str | None], into: pa.StructType) -> pa.Array:
-    """Return records as structs. A record that does not fit becomes null, and ``reasons`` gets the reason.
+    """Return records as structs of type ``into``; a record that does not fit becomes null.
 
-    Both lists are changed: ``values`` has None in the place of a record that does not fit.
+    Both lists are changed for such a record: ``values`` gets None in its place, and ``reasons`` the reason.
     """
     fits = _fits(into)
     if fits is None or all(map(fits, values)):
