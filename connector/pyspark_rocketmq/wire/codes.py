@@ -10,10 +10,11 @@ from enum import IntEnum, IntFlag
 from typing import Final
 
 CLIENT_VERSION = 409
-"""Ordinal of V4_9_8 in ``MQVersion``, the number this client shows.
+"""Version that this client reports to servers: the ordinal of V4_9_8 in ``MQVersion``.
 
-High enough for standard JSON routes (401) and for admin requests through the broker (62), low enough (<= 475)
-that a server shutting down never answers GO_AWAY.
+It is high enough that name servers send routes as standard JSON (401) and that brokers pass administrators'
+requests on to this client (62). It is low enough (at most 475) that a server that shuts down never answers
+GO_AWAY.
 """
 
 

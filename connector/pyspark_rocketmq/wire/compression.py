@@ -69,7 +69,7 @@ some microseconds and may be empty."""
 
 
 class CompressionType(IntEnum):
-    """The compression type bits (``CompressionType``); 0 also means zlib, written by old producers."""
+    """Number in a sysFlag's compression bits (``CompressionType``). Old producers write 0 for zlib."""
 
     LZ4 = 1
     ZSTD = 2

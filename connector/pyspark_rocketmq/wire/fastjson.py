@@ -123,7 +123,10 @@ def loads(data: bytes) -> Any:
 
 
 def dumps_java(value: object) -> bytes:
-    """Write as fastjson does: int keys bare, message queues inline as keys, sets sorted, non-ASCII as it is.
+    """Write a value as JSON in fastjson's form.
+
+    Integer keys have no quotes, message queues as keys are maps, sets are sorted, and text is not escaped to
+    ASCII.
 
     A dataclass of :func:`member` fields becomes a map in alphabetical order, without the fields that are
     None.

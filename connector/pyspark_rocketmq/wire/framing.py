@@ -1,4 +1,4 @@
-"""Cut a byte stream into frames, and describe requests that become frames once their opaque is known.
+"""Cut a byte stream into frames, and define requests that become frames when they get a number (``opaque``).
 
 Each byte of a body is copied once: directly from the chunk if the chunk has the whole frame, otherwise into a
 buffer, which becomes the body. Only the buffer of a body of more than 256 KiB grows, by doubling.
@@ -38,7 +38,7 @@ class Outgoing(Protocol):
 
 
 class FrameDecoder:
-    """Turn received bytes into commands; one per connection and direction.
+    """Turn received bytes into commands; each connection has one decoder per direction.
 
     The caller feeds every received byte once and in order. After an error it closes the connection, because
     it is unknown where the next frame begins. At the end of the stream a ``pending`` above zero means that

@@ -1,7 +1,7 @@
 """Message ids: where a message is stored (offset id) and who created it (unique key), both upper-case hex.
 
-Neither identifies a delivered message: all messages of one producer batch have the same unique key, and a
-retried message gets a new offset id.
+Neither of the two identifies a delivered message: all messages of one producer batch have the same unique
+key, and a retried message gets a new offset id.
 """
 
 from __future__ import annotations

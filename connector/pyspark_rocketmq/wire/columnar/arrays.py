@@ -24,7 +24,7 @@ MAX_COLUMN_BYTES: Final = (1 << 31) - 1
 _LEAST_REPEATED: Final = 4096
 """Minimum number of rows of a column of repeated values that is kept for several batches.
 
-A batch with fewer rows uses a slice of it.
+A batch with fewer rows uses a slice of the kept column.
 """
 _MOST_SHARED_BYTES: Final = 1 << 20
 """Maximum size of such a column, in bytes; a larger one is created again for each batch."""
@@ -33,7 +33,7 @@ _OFFSET: Final = np.dtype(np.int32)
 _PIECE: Final = 1 << 17
 """Bytes copied at a time, which stay in the processor's cache."""
 _FEW_ROWS: Final = 16
-"""Maximum number of rows that are left to numpy's own reduction, since that takes a step for each row."""
+"""Maximum number of rows for numpy's own reduction, which takes a step for each row."""
 
 
 class IrregularLayout(Exception):

@@ -101,7 +101,10 @@ def expand_inner_batches(rows: Rows, budget: ExpansionBudget) -> Rows:
 def _with_plain_bodies(
     rows: Rows, batches: IntArray, budget: ExpansionBudget
 ) -> tuple[bytes | bytearray, IntArray, IntArray]:
-    """Return the data followed by decompressed batch bodies; where each batch's body begins; its length."""
+    """Return three values: the data, where each batch's body begins in it, and how long the body is.
+
+    Decompressed bodies are appended to the data.
+    """
     body_at, body_length = rows.body_at[batches], rows.body_length[batches]
     parts, size = [rows.data], len(rows.data)
     flags = rows.sys_flag[batches].tolist()
@@ -154,7 +157,7 @@ def _place_members(rows: Rows, at: IntArray, number: IntArray, starts: IntArray,
 
 
 class ColumnBuilder:
-    """Creates columns from rows, none of which is an inner batch."""
+    """Creates columns from located messages, in which :func:`expand_inner_batches` has replaced batches."""
 
     def __init__(self, rows: Rows, broker_name: str, budget: ExpansionBudget) -> None:
         self._rows = rows

@@ -56,7 +56,8 @@ _LENGTH_BYTES: Final = 4
 _TAGS: Final = "tags"
 _BODY: Final = "body"
 _MIN_HALVED_ROWS: Final = 32
-"""Number of rows that the scalar codec decodes in the time of one vectorised call. So few are not halved."""
+"""Number of rows that the scalar codec decodes in the time of one vectorised call; so few rows are not halved
+any more."""
 _SCALAR_ROWS: Final = 1024
 
 
@@ -72,8 +73,13 @@ class Undecodable(NamedTuple):
     def queue_offsets(self, at_least: int, end: int, *, is_filtered: bool) -> range:
         """Return the message's queue offsets: one, or several for an inner batch.
 
-        With a broken layout it is one offset, ``at_least``. But with a filter (``is_filtered``) messages
-        before it may be missing: then it is the stored offset, if this is in ``[at_least, end)``.
+        If the message's layout is broken, its offset is ``at_least``. Only with a filter may messages before
+        it be missing: then it is the offset in its bytes, if that is in ``[at_least, end)``.
+
+        Args:
+            at_least: The offset after the last message that was read.
+            end: End of the offsets that are read (exclusive).
+            is_filtered: Whether the broker leaves out messages that do not match.
         """
         if self.stored is not None:
             return offsets_of(self.stored)
@@ -129,9 +135,9 @@ def why_undecodable(data: bytes) -> Undecodable | None:
 
 
 def message_starts(data: bytes) -> list[int]:
-    """Return where messages begin according to their total sizes; the first impossible size ends the list.
+    """Return where messages begin according to their total sizes.
 
-    The message with that size is the last one in it.
+    A message with an impossible size is the last one in the list, because its end is unknown.
     """
     starts = []
     at = 0

@@ -1,8 +1,8 @@
 """Find where each message begins and where its parts are, in one buffer or several.
 
-Stored messages differ in four lengths (body, topic, properties, and hosts of IPv6), so a handful of gathers
-finds everything. This module checks the whole layout, so that columns created from the rows never read a
-wrong byte.
+Stored messages differ in four lengths (body, topic, properties, and hosts of IPv6), so a few numpy operations
+on all messages find every part. This module checks the whole layout, so that columns created from the rows
+never read a wrong byte.
 
 Each message contains only where the next one begins, and a Python step for each message would be the most
 expensive part of decoding. So starts are guessed, and all guesses are checked together. The first guess is
@@ -182,7 +182,7 @@ def follow(data: bytes | bytearray, start: int, end: int, min_bytes: int) -> Int
 def _in_lockstep(slices: BufferSlices, min_bytes: int, chains: int) -> Starts | None:
     """Follow the messages' sizes from about ``chains`` places at the same time, at least one in each slice.
 
-    None if the sizes from one of these places do not lead to the next one.
+    Return None if the sizes from one of these places do not lead to the next one.
     """
     data, begins, ends = slices
     stride = max(1, int((ends - begins).sum()) // chains)

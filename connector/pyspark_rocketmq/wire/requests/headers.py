@@ -124,9 +124,9 @@ class QueryConsumerOffsetRequestHeader(TopicRequestFields):
     topic: str = text_field("topic")
     queue_id: int = int_field("queueId")
     set_zero_if_not_found: bool | None = bool_field("setZeroIfNotFound", None)
-    """Whether the broker may answer 0 if nothing is stored, so that a new group begins at 0 (None: yes).
+    """Whether the broker may answer 0 if no offset is stored, so that a new group begins at 0.
 
-    If False, it answers 22 (QUERY_NOT_FOUND) then.
+    None means yes. With False, a broker without a stored offset answers 22 (QUERY_NOT_FOUND).
     """
 
 
@@ -160,8 +160,8 @@ class QueueRequestHeader(TopicRequestFields):
     topic: str = text_field("topic")
     queue_id: int = int_field("queueId")
     committed: bool | None = bool_field("committed", None)
-    """Whether to count only messages that consumers can read already (None: yes). Only code 30
-    (GET_MAX_OFFSET) uses it."""
+    """Whether to count only messages that consumers can read already; None means yes. Only code 30
+    (GET_MAX_OFFSET) uses this field."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -26,7 +26,7 @@ from pyspark_rocketmq.wire.requests.responses import error_of
 from pyspark_rocketmq.wire.subscription import ALL, TAG
 
 HOLD_SCAN_S: Final = 5.0
-"""How long after the agreed time a broker may answer a pull that it holds, in seconds
+"""Seconds by which a broker may answer a held pull late, because it checks its held pulls in this interval
 (``PullRequestHoldService.run``)."""
 _NOTHING_MATCHED: Final = "NO_MATCHED_MESSAGE"
 _SIZES: Final = struct.Struct(">II")
@@ -40,8 +40,8 @@ _JSON_LIMIT: Final = int(SerializeType.JSON) + 1 << 24
 """Bound of a frame's second word (serialize type and header length). A header is JSON if the word is lower;
 the word is then the header's length."""
 _MOST_PATTERNS: Final = 8
-"""Maximum number of headers of which one connection makes a pattern (``PullHeaderPattern``). If a peer's
-headers always differ, only the full decoder reads them from then on."""
+"""Maximum number of headers from which one connection makes a pattern (``PullHeaderPattern``). After that, it
+makes no pattern even if a header does not match, so a peer whose headers always differ costs no more time."""
 _FREE: Final = re.compile(
     rb'"(?P<field>nextBeginOffset|minOffset|maxOffset|suggestWhichBrokerId)":"(?P<text>[0-9]+)"'
     rb'|"(?P<opaque>opaque)":(?P<number>[0-9]+)'
@@ -157,14 +157,14 @@ class PullResult(NamedTuple):
     """Stored messages one after another, undecoded; they may begin before the offset asked for (an inner
     batch)."""
     remark: str = ""
-    """Why there are no messages (``GetMessageStatus``); a slave changes the code but not this."""
+    """Why there are no messages (``GetMessageStatus``). A slave may change the code, but not this text."""
 
     @property
     def scanned_in_vain(self) -> bool:
         """Whether the broker looked at all messages up to ``next_begin_offset`` and none matched.
 
-        The code does not show this: a slave also answers NO_MATCHED_MSG for an offset that it does not have
-        (``DefaultPullMessageResultHandler``).
+        The status does not show this: a slave also answers NO_MATCHED_MSG for an offset that it does not
+        have (``DefaultPullMessageResultHandler``). So the remark is compared, too.
         """
         return self.status is PullStatus.NO_MATCHED_MSG and self.remark == _NOTHING_MATCHED
 

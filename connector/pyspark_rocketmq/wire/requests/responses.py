@@ -63,8 +63,8 @@ _ERRORS: Final[Mapping[int, type[BrokerError]]] = {
     ResponseCode.GO_AWAY: GoAway,
     ResponseCode.MESSAGE_ILLEGAL: MessageRefused,
 }
-"""Error by response code, unless request or remark show a more exact one. Every other code is a plain
-``BrokerError``; a query that has worked before tries again after it."""
+"""Error by response code, unless request or remark show a more exact one. Every other code becomes a plain
+``BrokerError``, after which a query that has worked before tries again."""
 _ACL_1: Final = "AclException"
 """Text in the remark of a SYSTEM_ERROR by which access control 1.0 refuses (``PlainAccessValidator``)."""
 _NO_FILTER: Final = "does not support consumer to filter message by"
@@ -135,10 +135,12 @@ def error_of(request: RemotingCommand, answer: RemotingCommand, address: str) ->
 
 
 def checked(request: RemotingCommand, answer: RemotingCommand, address: str) -> RemotingCommand:
-    """Return ``answer`` if its code is SUCCESS; even then its remark may be "not set any response code".
+    """Return ``answer`` if its code is SUCCESS, whatever its remark.
+
+    A broker may answer SUCCESS with the remark "not set any response code".
 
     Raises:
-        BrokerError: If it has any other code; the common ones have their own subclasses.
+        BrokerError: If the answer has any other code; the common codes have their own subclasses.
     """
     if answer.code != ResponseCode.SUCCESS:
         raise error_of(request, answer, address)

@@ -51,7 +51,10 @@ _STATUSES: Final[Mapping[int, SendStatus]] = {int(status): status for status in 
 
 
 class JavaInteger(int):
-    """A key that is an Integer, Short or Byte in Java: negative ones have another hash than as a Long."""
+    """A sharding key that Java's producers have as an Integer, Short or Byte, and not as a Long.
+
+    A negative number has different hashes as an Integer and as a Long, so the type may decide its queue.
+    """
 
 
 def java_hash(sharding_key: ShardingKey) -> int:
@@ -87,7 +90,7 @@ def select_by_hash(sharding_key: ShardingKey, queue_count: int) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SendResult:
-    """Where a message, or the first one of a batch, was stored."""
+    """Result of a send: where the broker stored the message, or the first message of a batch."""
 
     status: SendStatus
     """SEND_OK, or a status that means: stored, but not yet as durably as configured at the broker."""
@@ -118,9 +121,10 @@ class SendSettings:
 
 
 def settings_of(message: Message, settings: SendSettings) -> SendSettings:
-    """Return ``settings`` with the prepared bit for a half message, and reconsume times for a retry topic.
+    """Return ``settings`` for this message, completed from its properties.
 
-    The message keeps the properties from which these values are taken.
+    A half message of a transaction gets the flag TRANSACTION_PREPARED. A message for a retry topic gets its
+    reconsume times and their maximum. The message keeps these properties.
 
     Source: RocketMQ 5.3.3 ``DefaultMQProducerImpl.sendKernelImpl``.
     """
@@ -294,7 +298,7 @@ def _header(
 
 
 def check_body(body: bytes, where: str, most: int = MAX_MESSAGE_BYTES) -> None:
-    """Check that a body has 1 to ``most`` bytes; errors name ``where`` it is to be sent.
+    """Check that a body has 1 to ``most`` bytes; errors name its destination, ``where``.
 
     Raises:
         LocalProtocolError: If the body is not bytes, empty or too large.
