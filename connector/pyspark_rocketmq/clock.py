@@ -35,7 +35,10 @@ class Clock(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Deadline:
-    """A moment on a monotonic clock, handed down through calls so that they share one time budget."""
+    """A moment on a monotonic clock until which work must end.
+
+    Calls pass it on to the calls that they make, so that all share one time budget.
+    """
 
     clock: Clock
     at_s: float
@@ -84,5 +87,5 @@ class SleepWatch:
         return self._slept_s
 
     def _lead(self) -> float:
-        """Return wall clock minus monotonic clock, in seconds; only changes of this number mean something."""
+        """Return wall clock minus monotonic clock, in seconds; a machine's sleep makes this number grow."""
         return self._clock.now_s() - self._clock.monotonic_s()

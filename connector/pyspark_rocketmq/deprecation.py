@@ -1,9 +1,9 @@
-"""Public names that have a successor: they keep working for a while, and warn.
+"""Warnings for public names that have a successor; such names keep working for a while.
 
-``docs/api.md``, "Names that change", lists them and states for how long they work.  They warn by
-FutureWarning, as pandas and PySpark do, because Python shows it by default, even in imported modules, and
-once for each place that uses the name.
-``warnings.deprecated`` of the standard library exists only from Python 3.13 on.
+``docs/api.md``, "Names that change", lists these names and states for how long they work.  They cause a
+FutureWarning, as in pandas and PySpark: Python shows it by default, even in imported modules, once for each
+place that uses the name.
+The standard library's ``warnings.deprecated`` exists only from Python 3.13 on.
 """
 
 from __future__ import annotations
@@ -35,15 +35,25 @@ class Deprecation:
         )
 
     def warn(self, stacklevel: int = 2) -> None:
-        """Warn the caller of the function that calls this; a higher ``stacklevel`` skips more frames."""
+        """Show the warning at the place that uses the old name.
+
+        With ``stacklevel`` 2 this is the call of the function that calls this method. A higher number skips
+        more frames.
+        """
         warnings.warn(str(self), FutureWarning, stacklevel=stacklevel + 1)
 
 
 def deprecated(instead: str, *, since: str, until: str, name: str | None = None) -> Callable[[C], C]:
-    """Decorator of a function, method or class that warns when it is called and then does the same as before.
+    """Return a decorator, which makes a function, method or class warn when it is called.
 
     A subclass of a deprecated class warns, too.  The warning is also in attribute ``__deprecated__``, where
     PEP 702 puts it for tools.
+
+    Args:
+        instead: What to use in its place.
+        since: First release that has the successor.
+        until: First release that no longer has the old name.
+        name: The old name; by default the name of what is decorated, with ``()``.
     """
 
     def decorate(target: C) -> C:

@@ -54,7 +54,7 @@ def _printable(character: str) -> str:
 
 
 def counted(number: int, what: str) -> str:
-    """Return number and noun, such as "1 queue" or "1,000 queues"."""
+    """Return the number with its noun, ``what`` in the singular: "1 queue" or "1,000 queues"."""
     return f"{number:,} {what}" if number == 1 else f"{number:,} {what}s"
 
 
@@ -72,10 +72,10 @@ def masked(text: str) -> str:
 
 
 def masking_logger(name: str) -> logging.Logger:
-    """Return the logger of this name, which masks its messages and tracebacks as :func:`masked` does.
+    """Return the logger of this name, after making it mask messages and tracebacks as :func:`masked` does.
 
-    A module that logs errors of users' code, of a database driver or of storage needs it: such an error may
-    be the cause of one of this package's errors, and a traceback shows the texts of all of them.
+    A module needs this logger if it logs errors of users' code, of a database driver or of storage. Such an
+    error may also be the cause of one of this package's errors: a traceback then shows the texts of both.
     """
     logger = logging.getLogger(name)
     logger.addFilter(_mask_record)

@@ -1,4 +1,4 @@
-"""The data source ``rocketmq``: options in, readers and writers out."""
+"""The data source ``rocketmq``: checks its options, and creates its readers and writers."""
 
 from __future__ import annotations
 
@@ -48,13 +48,15 @@ class DefaultSource(DataSource):
 
     @without_frames
     def schema(self) -> StructType:
-        """Return the columns of the rows that the options choose: by default, those of a message.
+        """Return the columns of the rows that are read, as the options choose them: by default, a message's.
 
-        With ``consumerGroup`` there are also columns for an extra row after the messages of each queue. With
-        ``handOverRanges`` (set by consumers) a row has ranges of offsets to read instead of a message.
+        With ``consumerGroup`` there are more columns, for an extra row after the messages of each queue. With
+        ``handOverRanges``, which ``PushConsumer`` sets for some engines, each row has ranges of offsets to
+        read instead of a message.
 
         Raises:
-            OptionError: With every problem of the options; this is the first call in which Spark passes them.
+            OptionError: With every problem of the options. Spark calls this method first, so users see
+                problems at ``load()``.
         """
         options = self._read_options()
         if options.hand_over_ranges:
@@ -162,10 +164,10 @@ class DefaultSource(DataSource):
 
 
 def _open_listener(options: ReadOptions) -> Callable[[], ConsumeOne] | None:
-    """Return a function that opens the listener in the planner, the process that plans batches.
+    """Return a function that opens the listener in the planner process, which plans the batches.
 
-    There the listener consumes single messages when an administrator requests it. Return None without a
-    group, or if the listener was not registered by name.
+    In this process the listener consumes only single messages that an administrator sends to it. Return None
+    without a group, or if the listener was not registered by name, so that the planner cannot import it.
     """
     if options.listener is None or options.consumer_group is None:
         return None

@@ -25,8 +25,10 @@ _WITHIN_S: Final = 30.0
 process_ends: Final = threading.Event()
 """Set when Python begins to exit, so that long background work stops at its next check."""
 _heeding: Final[WeakSet[threading.Thread]] = WeakSet()
+"""Threads that end by themselves when :data:`process_ends` is set."""
 _changed: Final = threading.Condition()
 _under_way: set[threading.Thread] = set()
+"""Threads inside :func:`native_call`."""
 
 
 def await_at_end(thread: threading.Thread) -> None:
@@ -39,16 +41,16 @@ def await_at_end(thread: threading.Thread) -> None:
 
 @contextmanager
 def native_call(what: str) -> Iterator[None]:
-    """Make the end of the process wait, for at most 30 s, until the ``with`` block is over.
+    """Protect calls of native code, such as delta-rs: put them into the ``with`` block.
 
-    Put calls of native code into the block.
+    The end of the process waits, for at most 30 s, until the block is over.
 
     Args:
         what: Name of the work, for the error.
 
     Raises:
-        RocketMQError: If the process is ending; the block is not begun. Not raised in the main thread, nor
-            within another such block.
+        RocketMQError: If the process is ending; the block is not begun. The main thread, and a thread that is
+            already inside such a block, never get this error.
     """
     thread = threading.current_thread()
     with _changed:

@@ -1,7 +1,7 @@
 """The packages that this one needs, and a check that the installed ones are new enough.
 
-pip checks this only when it installs this package. Later another package may bring an older version, and
-platforms have their own versions.
+pip checks versions only when it installs this package. Another package may bring an older version later, and
+platforms install versions of their own.
 """
 
 from __future__ import annotations

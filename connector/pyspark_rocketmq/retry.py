@@ -21,7 +21,10 @@ Errors = type[Exception] | tuple[type[Exception], ...]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RetryPolicy:
-    """Number of attempts, and pauses between them that double from ``first_pause_s`` to ``max_pause_s``."""
+    """How often a call is attempted, and how long to wait between two attempts.
+
+    The pauses double from ``first_pause_s`` up to ``max_pause_s``.
+    """
 
     attempts: int
     """Calls in all, the first one included; at least 1."""
@@ -35,7 +38,7 @@ class RetryPolicy:
 
 
 UNTIL_DEADLINE: Final = RetryPolicy(attempts=2**31, first_pause_s=0.1, max_pause_s=5.0)
-"""Policy for :func:`call_with_retry` that limits only the pauses, to 5 s: the deadline ends the attempts."""
+"""Policy for :func:`call_with_retry` that tries until the deadline, with pauses of at most 5 s."""
 
 
 def call_with_retry(
@@ -48,9 +51,9 @@ def call_with_retry(
 ) -> T:
     """Call ``operation`` until it succeeds, as far as ``policy`` and ``deadline`` allow.
 
-    It is called again after errors that ``is_tried_again`` allows, by default the retryable ones.  Any other
-    error, and the last one, reaches the caller unchanged.  A pause is begun only if it ends before the
-    deadline.
+    ``operation`` is called again after errors that ``is_tried_again`` allows, by default the retryable ones.
+    Any other error, and the error of the last attempt, reaches the caller unchanged.  A pause is begun only
+    if it ends before the deadline.
     """
     failures = 0
     while True:
@@ -74,18 +77,20 @@ def commit_with_retry(
     unknown: Errors,
     refused: Errors = (),
 ) -> T:
-    """Attempt a commit until it is known to be stored.
+    """Attempt a commit until it is known to be stored, and return what the successful attempt returned.
 
     Args:
         what: Name of the commit, for logs and errors.
-        attempt: Makes the commit; gets the error of the previous attempt, or None.  After an error it is
-            unknown whether the commit was stored (delta-rs#2279), so the next attempt must look for it before
-            it commits again.
-        pauses_s: Pauses before further attempts; when they are used up, the last error reaches the caller.
+        attempt: Makes the commit. Its argument is the error of the previous attempt, or None at the first
+            one.  After an error it is unknown whether the commit was stored (delta-rs#2279), so the next
+            attempt must look for the commit before it makes it again.
+        pauses_s: Pauses before further attempts, one for each; after the last of these attempts, its error
+            reaches the caller.
         sleep: Function that waits.
-        unknown: Errors after which to try again; all others reach the caller immediately.
-        refused: Some of the ``unknown`` errors: after these, the commit was not stored and will not be. They
-            reach the caller immediately, too.
+        unknown: Errors after which it is unknown whether the commit was stored: it is attempted again. All
+            other errors reach the caller immediately.
+        refused: Those of the ``unknown`` errors that prove that the commit was not stored and never will be.
+            They reach the caller immediately, too.
     """
     pauses = iter(pauses_s)
     failure: Exception | None = None

@@ -41,7 +41,9 @@ class DecoderSettings:
     framing: Framing
     body_format: BodyFormat
     reader_schema: str | None = None
+    """Avro schema, as JSON, to which values are converted; None leaves them as they were written."""
     message_type: str | None = None
+    """Protobuf message type for bodies whose frame names none; None for files with one type."""
 
     @classmethod
     def of(
