@@ -77,7 +77,7 @@ def retry_topic(consumer_group: str) -> str:
 
 
 def is_retry_topic(topic: str) -> bool:
-    """Return whether ``topic`` is a retry topic (``%RETRY%GROUP``), which has messages a group gave back."""
+    """Return whether ``topic`` is a retry topic (``%RETRY%GROUP``), whose messages were given back."""
     return topic.startswith(RETRY_TOPIC_PREFIX)
 
 
@@ -108,8 +108,11 @@ class ConsumeFromWhere(StrEnum):
     """Where a group without a stored offset begins."""
 
     CONSUME_FROM_LAST_OFFSET = "CONSUME_FROM_LAST_OFFSET"
+    """At the end of each queue, as with ``startingOffsets=latest``."""
     CONSUME_FROM_FIRST_OFFSET = "CONSUME_FROM_FIRST_OFFSET"
+    """At the first message that the broker still has, as with ``startingOffsets=earliest``."""
     CONSUME_FROM_TIMESTAMP = "CONSUME_FROM_TIMESTAMP"
+    """At the first message stored at or after a given time."""
 
 
 class BodyType(StrEnum):
@@ -147,28 +150,41 @@ class OrderlyBy(StrEnum):
 
 
 class ConsumeOrderlyStatus(StrEnum):
-    """Answers of an orderly listener (``ConsumeOrderlyStatus`` of the Java client)."""
+    """Answers of an orderly listener (``ConsumeOrderlyStatus`` of the Java client).
+
+    With ``context.auto_commit = False`` messages *accumulate* over several calls until the listener answers
+    COMMIT.
+    """
 
     SUCCESS = "SUCCESS"
+    """The messages are done. Without auto-commit they accumulate."""
     ROLLBACK = "ROLLBACK"
+    """Without auto-commit: all accumulated messages are delivered again, as the same attempt. With
+    auto-commit: as SUCCESS, with an error in the log."""
     COMMIT = "COMMIT"
+    """The messages and all accumulated ones are done."""
     SUSPEND_CURRENT_QUEUE_A_MOMENT = "SUSPEND_CURRENT_QUEUE_A_MOMENT"
+    """The messages are delivered again after a pause, as the next attempt; the queue waits meanwhile."""
 
 
 class ConsumeConcurrentlyStatus(StrEnum):
     """Answers of a concurrent listener (``ConsumeConcurrentlyStatus`` of the Java client)."""
 
     CONSUME_SUCCESS = "CONSUME_SUCCESS"
+    """The messages up to ``context.ack_index`` (by default all) are done; the others are given back."""
     RECONSUME_LATER = "RECONSUME_LATER"
+    """All messages of the call are given back, to be delivered again later."""
 
 
 class LocalTransactionState(StrEnum):
     """State of a sender's local transaction (``LocalTransactionState`` of the Java client)."""
 
     COMMIT_MESSAGE = "COMMIT_MESSAGE"
+    """The transaction succeeded: consumers get the message."""
     ROLLBACK_MESSAGE = "ROLLBACK_MESSAGE"
+    """The transaction failed: consumers never get the message."""
     UNKNOW = "UNKNOW"
-    """Not known yet: the broker will check again."""
+    """The outcome is not known yet: the broker will ask again."""
 
 
 class SendStatus(IntEnum):
@@ -180,8 +196,11 @@ class SendStatus(IntEnum):
 
     SEND_OK = 0
     FLUSH_DISK_TIMEOUT = 10
+    """The broker did not write the messages to its disk in time."""
     SLAVE_NOT_AVAILABLE = 11
+    """The broker should copy messages to a slave, but has none."""
     FLUSH_SLAVE_TIMEOUT = 12
+    """The slave did not store the messages in time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -448,9 +467,9 @@ class QueueState(NamedTuple):
 
     A time more than 30 s ahead counts as over, because it was written before the clock was set back.
 
-    In an ack without progress, whose next offset is where its range began, this value shows the reason. A
-    time: the queue may go on then, with the time of the ack itself immediately. None: the listener received
-    the whole range, and needs more messages before it commits (``StallCounter``)."""
+    In an ack without progress, whose next offset is where its range began, this value shows how to go on. A
+    time: the queue goes on at that time; the time of the ack itself means immediately. None: the listener
+    received the whole range, and needs more messages before it commits (``StallCounter``)."""
     retry_counts: RetryCounts = NO_RETRIES
     """How often the listener gave back each of the messages from ``next_offset`` on.
 
@@ -584,6 +603,9 @@ class ReturnType(StrEnum):
 
     SUCCESS = "SUCCESS"
     TIME_OUT = "TIME_OUT"
+    """The call lasted at least as long as the consume time-out, and did not end in the next two ways."""
     EXCEPTION = "EXCEPTION"
     RETURNNULL = "RETURNNULL"
+    """The listener returned None."""
     FAILED = "FAILED"
+    """The listener gave messages back, or returned an unknown value."""

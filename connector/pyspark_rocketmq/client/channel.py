@@ -1,10 +1,10 @@
 """One connection: send requests, match answers, and handle the server's own requests on other threads.
 
 A channel owns one reader thread. Only this thread receives and decodes; callers only send. One table has the
-requests under way, by their numbers (``opaque``), and *the thread that takes a request out of the table calls
-it back*: the reader with the answer; the reader's regular look at deadlines, or a sender whose time is over,
-with ``RequestTimeout``; or the thread that ends the channel, with the reason. So every request is called back
-exactly once.
+requests under way, by their numbers (``opaque``). *The thread that takes a request out of the table calls its
+callback*, so every callback is called exactly once. The reader does this with the answer. The reader's
+regular look at deadlines, or a sender whose time is over, does it with ``RequestTimeout``. The thread that
+ends the channel does it with the reason of the end.
 
 Rule 1: ``_lock`` guards only the table, the reason for the end, and the record of sends and arrivals
 (``silence``). Rule 2: under ``_send_lock`` the transport only sends or is closed. With a stuck peer, sending

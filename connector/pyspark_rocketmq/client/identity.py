@@ -1,4 +1,4 @@
-"""Ask each server for its broker name, because an address does not identify a broker; and read its role.
+"""Ask each server which broker it is, because an address does not identify a broker; and read its role.
 
 A broker that restarts may get an address that another broker had. Routes are up to 30 s old then, and name
 servers' data up to two minutes. So a connection asks for the server's name before the first request for a

@@ -343,7 +343,7 @@ class Producer(Closing):
         Raises:
             LocalProtocolError: If the batch is empty, or larger than ``max_message_size`` (see
                 ``split_batch``); or if a message is for another topic, delayed, transactional or empty, or
-                has properties for which only a request of its own has room.
+                has more properties than a message in a batch can have.
             RocketMQError: For the same reasons as :meth:`send`.
         """
         deadline = self._deadline()
