@@ -196,7 +196,7 @@ class BrokerError(RocketMQError):
 
     passes_later: ClassVar[bool] = True
 
-    advice: ClassVar[str] = ""
+    advice: ClassVar[str] = "If it does not pass, look at the server's log."
     """Advice shown after the server's remark."""
 
     def __init__(self, code: int, remark: str, *, request: str = "", address: str = "") -> None:
@@ -228,6 +228,8 @@ class SystemBusy(BrokerError):
     """
 
     retryable: ClassVar[bool] = True
+
+    advice: ClassVar[str] = "If it does not pass, lower pullsInFlight, or send less."
 
 
 class TopicNotFound(BrokerError):

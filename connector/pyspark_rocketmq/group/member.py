@@ -747,7 +747,7 @@ class RunningMember:
     def _master(self, broker_name: str) -> BrokerAddress:
         address = self._routes.masters.get(broker_name)
         if address is None:
-            raise TransportError(broker_name, "the route names no master for this broker")
+            raise TransportError(broker_name, "the route names no master for this broker; start its master")
         return address
 
     def _within(self, seconds: float) -> Deadline:

@@ -317,7 +317,9 @@ class OffsetMirror:
 
     def _send_one(self, address: BrokerAddress | None, commit: QueueCommit) -> None:
         if address is None:
-            raise TransportError(commit.queue.broker_name, "the route names no master for this broker")
+            raise TransportError(
+                commit.queue.broker_name, "the route names no master for this broker; start its master"
+            )
         self._brokers.update_consumer_offset(address, self._group, commit.queue, commit.state.next_offset)
 
     def _done(self, commits: Commits) -> None:
