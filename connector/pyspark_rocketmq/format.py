@@ -194,8 +194,8 @@ def _without_sparks_own(options: Mapping[str, str]) -> dict[str, str]:
 def register(spark: SparkSession) -> None:
     """Register ``format("rocketmq")`` with ``spark``; harmless if it is registered already.
 
-    Log a warning if the session runs second copies of slow tasks. Reading is safe then, but writing is not,
-    and the writer cannot see that setting.
+    Log a warning if ``spark.speculation`` is on, so that the session runs second copies of slow tasks.
+    Reading is safe in such a session, but writing is not, and the writer cannot see this setting.
 
     Raises:
         RocketMQError: If the workers' Python cannot run this package, if a package that it needs is too old,

@@ -27,7 +27,7 @@ class RetryPolicy:
     """
 
     attempts: int
-    """Calls in all, the first one included; at least 1."""
+    """Maximum number of calls, the first included; at least 1."""
     first_pause_s: float
     max_pause_s: float
 

@@ -58,11 +58,13 @@ class BrokerClient:
 
     Every blocking call raises ``TransportError`` (retryable) if no answer comes, ``BrokerError`` or a
     subclass if the broker refuses, ``RemoteProtocolError`` if the answer is invalid, and
-    ``LocalProtocolError`` if the request cannot be written. It waits at most ``request_timeout_s`` for
-    connection and answer together, unless it takes its own deadline; a pull also waits while the broker may
-    hold it. Asynchronous calls (``…_async``, ``send_encoded``) wait neither for a connection nor for the
-    answer; they only write the request. They call back exactly once, normally on the thread that reads the
-    broker's answers. The callback must not block: while it runs, no other answer of this broker is processed.
+    ``LocalProtocolError`` if the request cannot be written. A blocking call waits at most
+    ``request_timeout_s`` for connection and answer together, or until the deadline that it is given. A pull
+    also waits while the broker may hold it.
+
+    Asynchronous calls (``…_async``, ``send_encoded``) wait neither for a connection nor for the answer; they
+    only write the request. They call back exactly once, normally on the thread that reads the broker's
+    answers. The callback must not block: while it runs, no other answer of this broker is processed.
 
     A call that names a broker, by a queue, a message or ``broker_name``, is only made to that broker, or to a
     server that does not give its name. If another broker has the address, the call is not sent: it raises
@@ -279,10 +281,10 @@ class BrokerClient:
     def find_consumer_offset(
         self, address: str, consumer_group: str, queue: MessageQueue
     ) -> tuple[int, bool]:
-        """Return the group's next offset to consume, and whether it is known to be stored.
+        """Return the group's next offset to consume, and whether this offset is known to be stored.
 
-        A broker before 5.0 returns 0 for an empty or young queue without an offset, whatever it is asked;
-        :meth:`consumer_offsets` shows whether it is stored.
+        A broker before 5.0 returns 0 for an empty or young queue even if no offset is stored. For such a 0
+        the second value is False; :meth:`consumer_offsets` shows whether the 0 is stored.
 
         Raises:
             OffsetNotFound: If none is stored.
@@ -446,9 +448,9 @@ class BrokerClient:
         self._calls.call(address, command_of(RequestCode.CHECK_CLIENT_CONFIG, body=body))
 
     def running_info(self, address: str, consumer_group: str, client_id: str) -> ConsumerRunningInfo:
-        """Return what a running consumer reports about itself, with its names of topics and groups.
+        """Return what a running consumer reports about itself.
 
-        A namespace is not removed from these names.
+        Names of topics and groups in this report still have their namespace.
 
         Raises:
             BrokerError: If the consumer is not connected to this broker (code 1).

@@ -127,7 +127,7 @@ class RequestDispatcher:
 
 
 class _RequestQueue:
-    """A queue of one server's requests, and the thread that handles them, which starts with the first one."""
+    """A queue of one server's requests, and the thread that handles them; the first request starts it."""
 
     def __init__(self, serve: Callable[[RemotingCommand], None], name: str) -> None:
         self._serve = serve

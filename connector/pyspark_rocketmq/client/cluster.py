@@ -42,7 +42,7 @@ _LATE_S: Final = 30.0
 missing."""
 
 SILENT_TIMEOUT_S: Final = 1.0
-"""Short time-out for a broker that did not answer lately, in seconds, so that batches hardly wait for it."""
+"""Short time-out, in seconds, of a broker that did not answer lately, so that batches hardly wait."""
 _SILENT_S: Final = 30.0
 """How long a broker that did not answer gets only ``SILENT_TIMEOUT_S``, in seconds."""
 
@@ -441,7 +441,7 @@ class TopicRoutes:
         self._retry_again_s, self._retry_pause_s = 0.0, _SOON_S
 
     def _look_for_retries(self, brokers: Collection[str], deadline: Deadline) -> None:
-        """Look up the retry topic's route; keep the last one if the look-up fails.
+        """Look up the retry topic's route; keep the known route if the look-up fails.
 
         While the route lacks some of ``brokers``, name servers are asked for it again after 1 s, then after
         growing pauses of up to 30 s.

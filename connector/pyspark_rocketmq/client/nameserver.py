@@ -109,8 +109,8 @@ class NameServerClient:
 
         An older route is returned while no name server answers, and while all that answer deny the topic or
         return errors. A denial proves little: a name server denies a topic while the topic's only broker
-        restarts, and denies every topic after its own restart until brokers have registered again. If a
-        message were sent to another broker then, it would leave its key's queue.
+        restarts, and denies every topic after its own restart until brokers have registered again. A message
+        that went to another broker in that time would leave its key's queue.
 
         Raises:
             TopicNotFound: If all name servers that answered deny the topic, and no route was ever known.

@@ -113,10 +113,13 @@ class ReceiveBuffer:
         return self._view[self._filled : self._limit]
 
     def take_in(self, count: int, decode: Callable[[memoryview, int, int], tuple[list[T], int]]) -> list[T]:
-        """Decode the bytes that are not used yet, after ``count`` more have been received into ``room()``.
+        """Decode the received bytes that are not decoded yet, and return the values.
 
-        ``decode`` gets a view and where in it these bytes begin and end; it returns its values and where the
-        unused bytes begin. If it raises, close the connection.
+        Args:
+            count: Number of bytes that were just received into ``room()``.
+            decode: Decodes them. It gets a view of the buffer, and where in it these bytes begin and end. It
+                returns the values, and where the bytes that it left begin. If it raises, close the
+                connection.
         """
         self._filled += count
         decoded, self._at = decode(self._view, self._at, self._filled)
@@ -276,11 +279,15 @@ class PullConnection(Generic[PullT]):
     def receive(
         self, silence_s: float, *, waited_s: float = 0.0
     ) -> list[tuple[PullT, PullResult | RocketMQError]]:
-        """Wait for bytes; return each pull that is complete, with its answer or its error; perhaps none.
+        """Wait for bytes; return the pulls that are complete now, each with its answer or its error.
 
-        A pull without an answer after about ``silence_s`` seconds of waiting gets ``RequestTimeout``. If the
-        broker may hold the pull, these seconds begin when it must have answered. ``waited_s`` are the seconds
-        that the caller has waited already.
+        The list may be empty: the bytes may be only part of an answer. A pull without an answer after about
+        ``silence_s`` seconds of waiting gets ``RequestTimeout``. If the broker may hold the pull, these
+        seconds begin when it must have answered.
+
+        Args:
+            silence_s: Seconds without an answer after which a pull is given up.
+            waited_s: Seconds that the caller has already waited for this connection.
 
         Raises:
             RequestTimeout: If no byte came for about ``silence_s`` seconds (to within one second), and a pull
@@ -453,7 +460,7 @@ def acquire_connection(
 def release_connection(
     connection: PullConnection[Any], clock: Clock, settings: ConnectionSettings = _PLAIN
 ) -> None:
-    """Keep a connection for the next caller that can use it, or close it if it has pulls in flight."""
+    """Give a connection back: it is kept for the next caller, or closed if pulls are in flight on it."""
     if connection.in_flight:
         connection.close()
         return

@@ -20,7 +20,7 @@ class Sent(NamedTuple):
     at_s: float
     """Monotonic seconds."""
     received_before: int
-    """Number of times that bytes had arrived on the connection by then."""
+    """Number of times that bytes had arrived on the connection when the request was sent."""
 
 
 class Silence:
@@ -44,10 +44,10 @@ class Silence:
         self.received += 1
 
     def sent(self, request: Sent) -> None:
-        """Note that a request is sent; keep only the first one after each arrival.
+        """Note that a request is sent; only the first request after each arrival is kept.
 
-        Threads may call this out of order: a request made before an arrival is ignored if one made after
-        it is already noted.
+        Threads may call this out of order. A request from before an arrival is ignored if a request from
+        after that arrival is already noted.
         """
         if request.received_before > self._first.received_before:
             self._first = request

@@ -214,7 +214,7 @@ class PlanWatcher(Protocol):
 
 
 class RunningMember:
-    """A member of a consumer group: a thread keeps it in the group, and gets and gives back its queues.
+    """A member of a consumer group. Its thread keeps it in the group, takes queues and gives them back.
 
     Implements :class:`QueueOwnership`. Start it, and always stop it.
     """
@@ -289,9 +289,9 @@ class RunningMember:
     def stop(self, within_s: float) -> None:
         """Leave: stop planning, give back the locks and unregister; idempotent.
 
-        Queues of the current plan are given back once they are free, or when Spark has ended its workers.
-        Returns after ``within_s`` at the latest. Brokers clean up the rest by themselves: a lock ends 60 s
-        after its last renewal, a membership with the connection.
+        Queues of the current plan are given back once they are free, or when Spark has ended its workers. The
+        call returns after ``within_s`` at the latest. Brokers clean up what is left by themselves: a lock
+        ends 60 s after its last renewal, a membership ends with the connection.
         """
         self.stop_soon()
         self._stop_planning()
@@ -645,9 +645,10 @@ class RunningMember:
         self._query(lambda machine, now_s: machine.members_unknown(now_s))
 
     def _silence(self, address: BrokerAddress) -> tuple[bool, float]:
-        """Return a sort key for brokers: first those without an error, last those of :attr:`_silent`.
+        """Return a sort key by which the brokers are asked for the members, the likeliest to answer first.
 
-        In between, the broker whose request for the members failed first comes first.
+        Brokers without a recent error come first, and brokers of :attr:`_silent` last. In between, the broker
+        whose request failed the longest time ago comes first.
         """
         failed_at_s = self._unanswered_at_s.get(address, -inf)
         is_recent = self._clock.monotonic_s() - failed_at_s < _LIST_AGAIN_S

@@ -25,7 +25,7 @@ from pyspark_rocketmq.source.ranges import is_plan, offset_to_plan
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueueMetrics:
-    """Counts of one queue in a micro-batch, or up to a commit within it, and the queue's position then."""
+    """Counts of one queue in a micro-batch, or up to a commit within it, and the position that it reached."""
 
     queue: MessageQueue
     planned: int

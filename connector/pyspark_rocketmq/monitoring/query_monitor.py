@@ -301,7 +301,7 @@ class QueryMonitor(StreamingQueryListener):
     # --- Spark's listener -----------------------------------------------------------------------------------
 
     def onQueryStarted(self, event: QueryStartedEvent) -> None:  # noqa: N802 - Spark's name
-        """Store the query's name and run; its metrics begin with its first commit or micro-batch."""
+        """Note the query's name and run; metrics follow with its first commit or micro-batch."""
         run = _Run(str(event.runId), event.name or str(event.id), self._clock.now_s())
         with self._guard:
             self._runs[str(event.id)] = run

@@ -280,7 +280,7 @@ class SchemaLookup:
 
         Raises:
             SchemaNotFound: If no server returns the schema, and at least one answers that it has none.
-            SchemaRegistryDown: If no server returns the schema; the error of the first one.
+            SchemaRegistryDown: If no server returns the schema; this is the error of the first server.
         """
         problem: SchemaNotFound | SchemaRegistryDown | None = None
         for url in self._urls:

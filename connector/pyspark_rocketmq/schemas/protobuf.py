@@ -186,11 +186,13 @@ def _named_path(file: FileDescriptorProto, indexes: tuple[int, ...]) -> str:
 def as_value(message: Any) -> Any:
     """Return a message as a dict with all its fields.
 
-    A field that the message lacks is None, or its default if messages do not show whether it was set.
+    A field that the message lacks is None. It is the field's default if the wire format does not show whether
+    the field was set.
 
     A value of an enumeration is given by its name, or by its number if it has no known name.  ``Timestamp``,
     ``Duration`` and wrappers such as ``Int32Value`` become the Python values that they stand for. A time that
-    is finer than a microsecond is one of pandas, which is a datetime or a timedelta, too.
+    is finer than a microsecond becomes a Timestamp or Timedelta of pandas, which is also a datetime or a
+    timedelta.
 
     Raises:
         ValueError, OverflowError: If a time is outside of what these can hold.

@@ -98,11 +98,14 @@ class IdleKill(NamedTuple):
     after_s: float
     """Time without rows after which Spark kills the worker, in seconds."""
     settings: tuple[str, str]
-    """Names of the two settings: the one of the time, and the one that switches killing on."""
+    """Names of two settings: the first sets the time, the second switches killing on."""
 
 
 class BatchInterrupted(Exception):
-    """A batch ended because its query stops or its job was cancelled; worded so that Spark recognises it."""
+    """A batch ended because its query stops or its job was cancelled.
+
+    Its text has the form by which Spark recognises an interruption.
+    """
 
     def __init__(self, reason: str) -> None:
         super().__init__(

@@ -80,9 +80,9 @@ def decompress(body: bytes, sys_flag: int) -> bytes:
     """Return the decompressed body; ``body`` itself if it is empty or the compressed bit is clear.
 
     Raises:
-        RemoteProtocolError: If the type is unknown, or the data is damaged, cut, (LZ4, Zstandard) followed by
-            something other than a frame, has more than ``MAX_FRAMES`` frames, or expands to more than
-            ``MAX_BODY_BYTES`` (for an inner batch, ``MAX_BATCH_BYTES``).
+        RemoteProtocolError: If the type is unknown, or the data is damaged or cut. If it expands to more than
+            ``MAX_BODY_BYTES`` (for an inner batch, ``MAX_BATCH_BYTES``). With LZ4 and Zstandard, also if
+            something other than a frame follows, or if there are more than ``MAX_FRAMES`` frames.
 
     Source: RocketMQ 5.3.3 ``MessageDecoder.decode``, ``ZlibCompressor``, ``Lz4Compressor``,
     ``ZstdCompressor``.

@@ -318,10 +318,10 @@ class JsonObject:
         return self._read(name, _as_flag, default)
 
     def choice(self, name: str, choices: Mapping[str, E], default: E | None = None) -> E:
-        """Return one of ``choices``; field ``name`` holds its name in any case, or its index.
+        """Return the one of ``choices`` that field ``name`` names, in upper or lower case, or by its index.
 
-        ``default`` is returned if the field is absent or has an unknown name. Without a default, or with an
-        unknown index, RemoteProtocolError is raised.
+        If the field is absent or has an unknown name, return ``default``. Without a default, or with an
+        unknown index, raise RemoteProtocolError.
         """
         where = f"{self.where}: field {name!r}"
         value = self.members.get(name)

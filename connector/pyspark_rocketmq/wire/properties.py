@@ -17,9 +17,11 @@ PROPERTY_SEPARATOR: Final = "\x02"
 MAX_PROPERTIES_BYTES: Final = 32767
 """Maximum number of bytes of a message's properties, because their stored length is a signed short."""
 MAX_MEMBER_PROPERTIES_BYTES: Final = MAX_PROPERTIES_BYTES - 512
-"""Maximum number of bytes of the properties of a message in a batch. A broker appends the batch's properties
-and its own (``CLUSTER``, ``TRACE_ON`` …), and does not check the sum: it would write a negative length into
-its log, which no consumer can read.
+"""Maximum number of bytes of the properties of a message in a batch.
+
+A broker appends the batch's properties and properties of its own (``CLUSTER``, ``TRACE_ON`` …), and does not
+check the sum. If the sum exceeded ``MAX_PROPERTIES_BYTES``, the broker would write a negative length into its
+log, and no consumer could read the message.
 
 Source: RocketMQ 5.3.3 ``MessageExtEncoder.encode(MessageExtBatch)``.
 """

@@ -341,9 +341,9 @@ class Producer(Closing):
         """Send messages to one queue in one request, without compression; there is one attempt.
 
         Raises:
-            LocalProtocolError: If the batch is empty, or larger than ``max_message_size`` (see
-                ``split_batch``); or if a message is for another topic, delayed, transactional or empty, or
-                has more properties than a message in a batch can have.
+            LocalProtocolError: If the batch is empty, or larger than ``max_message_size`` (``split_batch``
+                splits messages into batches). Also if a message is for another topic, delayed, transactional
+                or empty, or has more properties than a message in a batch can have.
             RocketMQError: For the same reasons as :meth:`send`.
         """
         deadline = self._deadline()

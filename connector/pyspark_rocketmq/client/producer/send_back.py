@@ -117,13 +117,13 @@ class SendBack:
         """Let ``message`` be delivered again or become a dead letter; a copy is stored when this returns.
 
         The broker that stores the message copies it. If that fails, the message is sent to the group's retry
-        topic like any other message, to any broker. Its delay level is then 3 + its reconsume times;
-        ``delay_level`` is ignored.
+        topic like any other message, to any broker. In this case its delay level is 3 + its reconsume times,
+        whatever ``delay_level`` is.
 
         Args:
             message: The message as it was consumed, with its own topic even if it came from the retry topic.
-            delay_level: 0: the broker chooses 3 + reconsume times; -1: a dead letter immediately; otherwise
-                the level itself.
+            delay_level: RocketMQ's delay level (1 or higher) for the next delivery. With 0 the broker chooses
+                3 + reconsume times. With -1 the message becomes a dead letter immediately.
             max_reconsume_times: At least 0; a message that is given back more often than this, this time
                 included, becomes a dead letter.
 

@@ -1,6 +1,7 @@
 """Create Arrow columns of located messages; the members of an inner batch replace their message.
 
-A member has its own flag, body and properties and takes one queue offset; everything else is its batch's.
+A member has its own flag, body and properties, and takes one queue offset. It has all other values from the
+batch.
 """
 
 from __future__ import annotations
@@ -130,9 +131,14 @@ def _check_announced(rows: Rows, batches: IntArray, members: IntArray) -> None:
 
 
 def _place_members(rows: Rows, at: IntArray, number: IntArray, starts: IntArray, ends: IntArray) -> None:
-    """Write the members' own values into the rows ``at``; ``number`` is each member's index in its batch.
+    """Write the members' own values into their rows, which have the values of the batches so far.
 
-    ``starts`` has where each member starts, ``ends`` where its batch ends.
+    Args:
+        rows: All rows, which are changed.
+        at: Indexes of the members' rows.
+        number: Each member's index in its batch.
+        starts: Where each member starts.
+        ends: Where each member's batch ends.
     """
     # A start that is lowered here fails the check that a member ends within its batch.
     within = np.minimum(starts, len(rows.data) - _FIXED.itemsize)

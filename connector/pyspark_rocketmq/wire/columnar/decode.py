@@ -209,10 +209,12 @@ def decode_in_turn(
 
     With ``tags``, only messages with one of these tags are yielded. A batch has ``columns`` (by default all),
     then one column for each of ``properties``. Each batch is decoded when the caller asks for it, so that it
-    can be freed before the next one. Each body, and each half, may expand up to its own ``ExpansionBudget``;
-    one message that can be decompressed never exceeds it. A message that cannot be decoded is yielded in its
-    place. A message with a broken layout is the last result, whatever its tag: its end is unknown, and later
-    bodies are not decoded either.
+    can be freed before the next one. Each body, and each half of a body, has an ``ExpansionBudget`` of its
+    own, which a single message that can be decompressed never exceeds.
+
+    A message that cannot be decoded is yielded as ``Undecodable``, between the batches before and after it. A
+    message with a broken layout is the last result, whatever its tag: its end is unknown, and later bodies
+    are not decoded either.
 
     Raises:
         LocalProtocolError: If a column name is wrong, or a body's rows take 2 GiB.

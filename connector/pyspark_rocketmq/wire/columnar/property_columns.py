@@ -103,8 +103,9 @@ class _Text:
 def _copy_text(data: bytes | bytearray, starts: IntArray, lengths: IntArray) -> _Text:
     """Copy all rows' properties into one buffer.
 
-    A row is copied with the byte before it, which becomes its first separator. A separator at its end, which
-    only old producers always write, is not copied.
+    Each row is copied together with the byte before it, and this byte is replaced by a separator. So every
+    entry begins with a separator. A separator at the row's end, which only old producers always write, is not
+    copied.
     """
     ends = starts + lengths
     is_ended = np.frombuffer(data, np.uint8)[ends - 1] == _PROPERTY_SEPARATOR
@@ -179,9 +180,9 @@ def _without_empty(tokens: pa.StringArray, is_filled: BoolArray, row_at: IntArra
 
 
 def _kept(layout: bytes) -> _Kept:
-    """Return, by name, the index of the name's entry in a row, the last one if there are several.
+    """Return the index of each name's entry in a row of this layout, by name.
 
-    Empty names are left out, because Java drops them.
+    If a name occurs several times, its last entry counts. Empty names are left out. Java's parser does both.
     """
     if not _LAYOUT.fullmatch(layout):
         raise IrregularLayout
@@ -221,9 +222,9 @@ class _Alike:
 
 
 def _alike(tokens: _Tokens, names: pa.StringArray) -> _Alike | None:
-    """Return the rows if all have the same names in the same order; else None.
+    """Return the rows if all have the same names in the same order.
 
-    Also None if all names are empty.
+    Return None if they do not, or if all names are empty.
     """
     rows, width = len(tokens.row_at) - 1, int(tokens.row_at[1])
     if len(names) != rows * width or (tokens.row_at[1:] - tokens.row_at[:-1] != width).any():
@@ -257,9 +258,9 @@ class _Aligned:
 
 
 def _aligned(table: ByteMatrix) -> _Aligned | None:
-    """Return the rows if they share one layout and all value lengths; else None.
+    """Return the rows if they share one layout and all value lengths.
 
-    Also None if there is an empty value, or a byte that is not ASCII.
+    Return None if they do not, or if there is an empty value or a byte that is not ASCII.
     """
     if table.lowest[-1] == table.highest[-1] == _PROPERTY_SEPARATOR:
         # Old producers write a separator at the end; newer ones may not.

@@ -176,9 +176,9 @@ def batch_command(batch: Batch, settings: SendSettings, born_timestamp_ms: int) 
     """Create a SEND_BATCH_MESSAGE.
 
     Raises:
-        LocalProtocolError: If there is no message; if a message is for another topic, is delayed or
-            transactional, has an empty body or properties that cannot be written; or if a body, the
-            properties of a message or the batch is too large.
+        LocalProtocolError: If there is no message. If a message is for another topic, is delayed or
+            transactional, or has an empty body or properties that cannot be written. If a body, the
+            properties of a message or the whole batch is too large.
 
     Source: RocketMQ 5.3.3 ``MessageBatch.generateFromList``, ``MessageDecoder.encodeMessages``.
     """

@@ -50,9 +50,10 @@ _BEHIND: Final = re.compile(r'\}(?:,"topicPutTps":[0-9]+\.[0-9]+)?\}')
 _BROKER_ID: Final = re.compile(r"-?[0-9]{1,19}")
 _ORDER_CONF: Final = re.compile(r"([^:;]+:[0-9]{1,9}(;|$))*")
 MAX_QUEUES: Final = 65_536
-"""Maximum number of read queues of one topic on all its brokers together; likewise of write queues, and of
-queues in the order configuration. A list of so many takes some ten megabytes. A route contains only numbers,
-so a short route could announce more queues than fit into memory: they are counted before any is created."""
+"""Maximum number of read queues of one topic on all its brokers together. The same limit counts for write
+queues, and for queues in the order configuration. A list of so many takes some ten megabytes. A route
+contains only numbers, so a short route could announce more queues than fit into memory: they are counted
+before any is created."""
 
 
 def decode_topic_stats(body: bytes) -> dict[MessageQueue, QueueBounds]:
