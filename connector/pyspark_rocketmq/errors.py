@@ -583,8 +583,8 @@ class FrameDamaged(BadRecord):
     def __str__(self) -> str:
         other = f" It looks like {self.looks_like}." if self.looks_like else ""
         return peer_text(
-            f"The message is not in framing {self.framing}: {self.found}.{other} Give the messages' framing, "
-            "or keep this body as a bad record."
+            f"The message is not in framing {self.framing}: {self.found}.{other} Correct the decoder's "
+            "framing, or keep this body as a bad record."
         )
 
 

@@ -479,8 +479,8 @@ class QueueState(NamedTuple):
     One special value, :func:`~.stored_values.trial_of`, marks a queue that stands still at ``next_offset``:
     its ranges were planned, but brought no progress."""
     last_message: RememberedMessages = NO_MESSAGES
-    """Newest messages that were consumed. A later look at the broker compares them with the messages that
-    have their offsets then; a difference shows that the queue's offsets began again.
+    """Newest messages that were consumed. Later they are compared with the messages that the broker has at
+    their offsets by then. A difference shows that the queue's offsets began again.
 
     An ack or a commit has only the newest message of its batch. A row of the offset store has the newest
     message and up to two earlier ones, all consumed since the offsets last began again. If none was consumed
