@@ -198,7 +198,7 @@ class SendStatus(IntEnum):
     FLUSH_DISK_TIMEOUT = 10
     """The broker did not write the messages to its disk in time."""
     SLAVE_NOT_AVAILABLE = 11
-    """The broker should copy messages to a slave, but has none."""
+    """The broker should copy messages to a slave, but has none that is connected and up to date."""
     FLUSH_SLAVE_TIMEOUT = 12
     """The slave did not store the messages in time."""
 
