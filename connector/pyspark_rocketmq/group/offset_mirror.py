@@ -136,8 +136,9 @@ class OffsetMirror:
     def await_shown(self, accepted: Sequence[QueueCommit], timeout_s: float) -> bool:
         """Wait until none of these offsets is left to send; return False after ``timeout_s``.
 
-        Each of them has then arrived, was replaced by a newer one, was dropped since its queue was moved
-        (rule 2), or was given up: a minute after the query's end (rule 5), or after an unexpected error.
+        True does not mean that all have arrived. An offset may also have been replaced by a newer one,
+        dropped because its queue was moved (rule 2), or given up: a minute after the query's end (rule 5), or
+        after an unexpected error.
         """
         self._urgent.set()
         with self._sent:
@@ -151,7 +152,7 @@ class OffsetMirror:
             return self._arrived.get(queue)
 
     def hurry(self) -> None:
-        """Have the waiting offsets sent now, since queues go to other members; return immediately."""
+        """Send the waiting offsets now, because queues go to other members; return immediately."""
         self._urgent.set()
 
     def query_ended(self) -> None:
@@ -236,9 +237,10 @@ class OffsetMirror:
         logger.warning("offsets not sent to the brokers group=%s queues=%d", self._group, len(self._waiting))
 
     def _note_arrivals(self) -> None:
-        """Wait a while; then record the arrived offsets in the store, unless new ones to send came meanwhile.
+        """Wait a while; then record in the store which offsets have arrived at the brokers.
 
-        The offsets of an unreachable broker do not delay the others.
+        If new offsets to send came during the wait, record nothing yet. The offsets of an unreachable broker
+        do not delay the record of the others.
         """
         quiet_s = min(self._quiet_s, self._again_after_s) if self._waiting else self._quiet_s
         if not self._is_hurried and self._news.wait(quiet_s) and not self._is_hurried:
