@@ -7,8 +7,8 @@ from pyspark_rocketmq.consume.planning import (
     StallCounter,
     StandstillPauses,
     UncommittedDelivery,
-    suspended_until,
 )
+from pyspark_rocketmq.consume.suspension import suspended_until
 from pyspark_rocketmq.model import OPEN_END, MessageQueue, QueueRange, QueueState
 from pyspark_rocketmq.stored_values import trial_of
 

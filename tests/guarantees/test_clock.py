@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pyspark_rocketmq.consume.orderly import LONGEST_SUSPEND_MILLIS
+from pyspark_rocketmq.consume.suspension import LONGEST_SUSPEND_MILLIS
 from tests.source.test_planner import A0, A1, Planning
 
 _AN_HOUR_S = 3600.0

@@ -40,8 +40,9 @@ from numbers import Real
 from types import MappingProxyType, NoneType
 from typing import Final, NamedTuple
 
+from pyspark_rocketmq.consume.suspension import DEFAULT_SUSPEND, pause_s
 from pyspark_rocketmq.model import ConsumeOrderlyStatus, ReturnType
-from pyspark_rocketmq.options.consumer import CONSUMER_DEFAULTS, UNLIMITED, check_bounds, consumer_bounds
+from pyspark_rocketmq.options.consumer import CONSUMER_DEFAULTS, UNLIMITED, check_bounds
 
 _ROLLBACK_IGNORED = (
     "The listener returned ROLLBACK with auto_commit=True, which commits the messages as in the Java client; "
@@ -54,10 +55,6 @@ _RETURNED_NONE = f"The listener returned None, which is not a ConsumeOrderlyStat
 SUCCESSES = frozenset({ConsumeOrderlyStatus.SUCCESS, ConsumeOrderlyStatus.COMMIT})
 """The answers that count as success for hooks."""
 _STATUSES = {str(status): status for status in ConsumeOrderlyStatus}
-SHORTEST_SUSPEND_MILLIS: Final = consumer_bounds("suspend_current_queue_time_millis")[0]
-LONGEST_SUSPEND_MILLIS: Final = consumer_bounds("suspend_current_queue_time_millis")[1]
-DEFAULT_SUSPEND: Final = -1
-"""Suspend time of a context that means the consumer's own setting (``ConsumeOrderlyContext``)."""
 
 
 class Effect(Enum):
@@ -214,27 +211,6 @@ class OrderlySettings:
             raise ValueError(
                 f"maxReconsumeTimes must be -1 (no limit) or more, not {self.max_reconsume_times}."
             )
-
-    def pause_s(self, suspend_millis: float) -> float:
-        """Return the pause in seconds for a context's suspend time; -1 stands for the consumer's setting.
-
-        The pause is at least ``SHORTEST_SUSPEND_MILLIS`` and at most ``LONGEST_SUSPEND_MILLIS``.
-
-        Source: ``ConsumeMessageOrderlyService.submitConsumeRequestLater``.
-        """
-        if suspend_millis == DEFAULT_SUSPEND:
-            suspend_millis = self.suspend_current_queue_time_millis
-        return max(SHORTEST_SUSPEND_MILLIS, min(suspend_millis, LONGEST_SUSPEND_MILLIS)) / 1000
-
-
-def suspended_for_s(until_s: float, now_s: float) -> float:
-    """Return for how many seconds a queue remains suspended, at most 30; 0 or less if no longer.
-
-    ``until_s`` is the end of the suspension by the wall clock of the computer that has suspended the queue;
-    ``now_s`` is the time by this one's. A clock may have been set back meanwhile: hence the maximum.
-    """
-    longest_s = LONGEST_SUSPEND_MILLIS / 1000
-    return min(until_s - now_s, longest_s)
 
 
 class OrderlyConsumption:
@@ -451,7 +427,7 @@ class OrderlyConsumption:
             return outcome
         self._stop = 0
         self._go_back(effect, stop)
-        self._suspend(now_s + self._settings.pause_s(suspend_millis))
+        self._suspend(now_s + pause_s(suspend_millis, self._settings.suspend_current_queue_time_millis))
         return outcome
 
     def sent_back(self, stored: Collection[int], now_s: float) -> Outcome:
@@ -480,7 +456,9 @@ class OrderlyConsumption:
         effect = Effect.PUT_BACK
         if tried_again:
             self._count_up(tried_again)
-            self._suspend(now_s + self._settings.pause_s(failed.suspend_millis))
+            self._suspend(
+                now_s + pause_s(failed.suspend_millis, self._settings.suspend_current_queue_time_millis)
+            )
         elif failed.auto_commit:
             effect = _COMMIT
             self._commit(stop)

@@ -53,8 +53,8 @@ from math import ceil, inf
 from typing import Final, NamedTuple
 
 from pyspark_rocketmq.consume.concurrent import SEND_BACK_PAUSE_S
-from pyspark_rocketmq.consume.orderly import LONGEST_SUSPEND_MILLIS
 from pyspark_rocketmq.consume.positions import OffsetGap
+from pyspark_rocketmq.consume.suspension import suspended_until
 from pyspark_rocketmq.errors import OptionError
 from pyspark_rocketmq.model import OPEN_END, MessageQueue, QueueBounds, QueueRange, QueueState
 from pyspark_rocketmq.stored_values import NO_MESSAGES, trial_of
@@ -413,16 +413,6 @@ def plan_open_ranges(
         ranges.append(QueueRange(queue, begun, OPEN_END))
         readable += bounds[queue].max_offset - state.next_offset
     return Plan(ranges=tuple(ranges), gaps=tuple(gaps), readable=readable, next_due_s=None)
-
-
-def suspended_until(state: QueueState, now_s: float) -> float | None:
-    """Return the end of the queue's suspension; None if it is not suspended now.
-
-    An end more than 30 s away counts as over: it was written before the clock was set back.
-    """
-    due_s = state.suspended_until_s
-    is_waiting = due_s is not None and now_s < due_s <= now_s + LONGEST_SUSPEND_MILLIS / 1000
-    return due_s if is_waiting else None
 
 
 def _after_gap(gap: OffsetGap, state: QueueState) -> QueueState:

@@ -21,8 +21,8 @@ from pyspark_rocketmq.consume.planning import (
     StandstillPauses,
     StuckQueueDetector,
     UncommittedDelivery,
-    suspended_until,
 )
+from pyspark_rocketmq.consume.suspension import suspended_until
 from pyspark_rocketmq.display import peer_text
 from pyspark_rocketmq.errors import BrokerOffsetUnavailable, RocketMQError
 from pyspark_rocketmq.group.broker_offsets import BrokerOffsets, ResetWatch

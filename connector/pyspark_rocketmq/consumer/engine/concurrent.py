@@ -43,8 +43,8 @@ from pyspark_rocketmq.consume.concurrent import (
     ConcurrentFinish,
     ConcurrentSettings,
 )
-from pyspark_rocketmq.consume.orderly import suspended_for_s
 from pyspark_rocketmq.consume.part import QueueAck
+from pyspark_rocketmq.consume.suspension import suspended_for_s
 from pyspark_rocketmq.consume.turns import NO_INSTRUCTIONS, QUEUE_PACE, RangeInstructions
 from pyspark_rocketmq.consumer.engine.arrivals import Source
 from pyspark_rocketmq.consumer.engine.call_pool import CallPool, PooledRange, RangesAtOnce

@@ -25,7 +25,8 @@ from math import inf
 from typing import Final, TypeAlias
 
 from pyspark_rocketmq.clock import Clock, SystemClock
-from pyspark_rocketmq.consume.orderly import OrderlyFinish, suspended_for_s
+from pyspark_rocketmq.consume.orderly import OrderlyFinish
+from pyspark_rocketmq.consume.suspension import suspended_for_s
 from pyspark_rocketmq.consume.turns import (
     NO_INSTRUCTIONS,
     Memory,

@@ -19,7 +19,6 @@ from typing import NoReturn, Protocol
 from pyspark_rocketmq.client.producer.send_back import SendBack, SendBackSettings
 from pyspark_rocketmq.clock import Clock, SystemClock
 from pyspark_rocketmq.consume.orderly import (
-    LONGEST_SUSPEND_MILLIS,
     SUCCESSES,
     Effect,
     NoStatus,
@@ -30,6 +29,7 @@ from pyspark_rocketmq.consume.orderly import (
     status_of,
 )
 from pyspark_rocketmq.consume.part import QueueAck
+from pyspark_rocketmq.consume.suspension import LONGEST_SUSPEND_S, by_wall_clock
 from pyspark_rocketmq.consume.turns import NO_INSTRUCTIONS, OPEN_PACE, QUEUE_PACE, RangeInstructions
 from pyspark_rocketmq.consumer.engine.delivery_times import MARK_EVERY_S
 from pyspark_rocketmq.consumer.engine.output import Consumed
@@ -322,13 +322,11 @@ class OrderlyRun(RangeRun):
 
     def _ack_until(self, suspended_until_s: float | None) -> QueueAck:
         machine = self._machine
-        if suspended_until_s is not None:
-            suspended_until_s += self._wall_s() - self._now_s()
         return self._ack_of(
             machine.committed,
             machine.retry_counts,
             finished=machine.finished,
-            suspended_until_s=suspended_until_s,
+            suspended_until_s=by_wall_clock(suspended_until_s, self._now_s(), self._wall_s()),
             dead_letters=self._sent_back,
         )
 
@@ -357,7 +355,7 @@ class OrderlyRun(RangeRun):
                 "fewer messages, or raise pullThresholdSizeForQueue.",
                 self._describe(self._messages),
             )
-            return self._now_s() + LONGEST_SUSPEND_MILLIS / 1000
+            return self._now_s() + LONGEST_SUSPEND_S
         return self._now_s()
 
     def _deliver(

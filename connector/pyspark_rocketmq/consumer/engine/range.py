@@ -17,13 +17,13 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from pyspark_rocketmq.consume.metrics import ConsumeMetrics
-from pyspark_rocketmq.consume.not_now import REFUSED_PAUSE_S
 from pyspark_rocketmq.consume.part import GOING_ON, QueueAck, reset_after
 from pyspark_rocketmq.consume.retry_counts import (
     from_offset,
     spans_of,
     times_by_index,
 )
+from pyspark_rocketmq.consume.suspension import after_refusal
 from pyspark_rocketmq.consume.turns import RangeInstructions
 from pyspark_rocketmq.consumer.engine.delivery_times import DeliveryTimes
 from pyspark_rocketmq.consumer.engine.output import Consumed
@@ -383,7 +383,7 @@ def acknowledged(end: RangeEnd, ack: QueueAck) -> QueueAck:
     """
     state = ack.state
     if end.reason is EndReason.REFUSED:
-        until_s = max(state.suspended_until_s or 0.0, time.time() + REFUSED_PAUSE_S)
+        until_s = after_refusal(state.suspended_until_s, time.time())
         state = state._replace(suspended_until_s=until_s)
     return replace(
         ack,
