@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 
 from pyspark_rocketmq.client.pool import ConnectionSettings
 from pyspark_rocketmq.client.producer.send_back import SendBack, SendBackSettings
+from pyspark_rocketmq.clock import SystemClock
 from pyspark_rocketmq.errors import (
     BrokerError,
     ConnectFailed,
@@ -163,6 +165,50 @@ def test_while_the_storing_broker_is_away_another_one_takes_the_message(
     assert len(cluster.brokers["broker-b"].sends) == 1
     assert len(away.sent_back) == 1
     assert cluster.route_requests.count("orders") == 2
+
+
+class MovedClock:
+    """Shows the system's time, and monotonic time moved forward by ``ahead_s``."""
+
+    ahead_s = 0.0
+
+    def now_s(self) -> float:
+        return SystemClock().now_s()
+
+    def monotonic_s(self) -> float:
+        return SystemClock().monotonic_s() + self.ahead_s
+
+
+def test_a_silent_broker_is_tried_again_only_after_30_s(cluster: ScriptedCluster) -> None:
+    """E3: neither way goes to it, so each further message costs no time-out."""
+    clock = MovedClock()
+    settings = replace(settings_of(cluster), back_timeout_s=0.3)
+    send_back = SendBack(settings, clock)
+    silent, other = cluster.brokers["broker-a"], cluster.brokers["broker-b"]
+    asked: list[int] = []
+    silent.fault = lambda peer, request: asked.append(request.code)
+
+    for offset in range(20):
+        # By this time the producer by itself would try the broker again.
+        clock.ahead_s = offset * 1.2
+        send_back.send(failed()._replace(queue_offset=offset), delay_level=0, max_reconsume_times=16)
+    assert (asked, len(other.sends)) == ([RequestCode.CONSUMER_SEND_MSG_BACK], 20)
+
+    silent.fault = None
+    clock.ahead_s = 31.0
+    send_back.send(failed(), delay_level=0, max_reconsume_times=16)
+    assert (len(silent.sent_back), len(other.sends)) == (1, 20)
+
+
+def test_an_error_names_both_ways(cluster: ScriptedCluster, send_back: SendBack) -> None:
+    """E4: the cause is the error of the first way."""
+    cluster.brokers["broker-a"].fault_of_sent_back = refuse
+    cluster.routes[RETRY] = cluster.only({"broker-b": 1})
+    cluster.brokers["broker-b"].fault = lambda peer, request: peer.close()
+
+    with pytest.raises(TransportError) as caught:
+        send_back.send(failed(), delay_level=0, max_reconsume_times=16)
+    assert isinstance(caught.value.__cause__, BrokerError)
 
 
 def test_a_broker_without_a_master_is_not_asked(cluster: ScriptedCluster, send_back: SendBack) -> None:

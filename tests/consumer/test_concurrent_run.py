@@ -8,6 +8,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from math import inf
 from types import SimpleNamespace
 from typing import Any
 
@@ -20,7 +21,13 @@ from pyspark_rocketmq.consume.metrics import ConsumeMetrics
 from pyspark_rocketmq.consume.turns import NO_INSTRUCTIONS, RangeInstructions
 from pyspark_rocketmq.consumer.engine.call_pool import CallPool
 from pyspark_rocketmq.consumer.engine.concurrent import ConcurrentRun
-from pyspark_rocketmq.errors import ListenerError, RequestTimeout, SchemaRegistryDown
+from pyspark_rocketmq.errors import (
+    BrokerError,
+    ListenerError,
+    RequestTimeout,
+    RocketMQError,
+    SchemaRegistryDown,
+)
 from pyspark_rocketmq.listeners import calls
 from pyspark_rocketmq.listeners import event_loop as listener_loop
 from pyspark_rocketmq.listeners.calls import (
@@ -834,6 +841,81 @@ def test_objects_with_an_async_call_are_known() -> None:
     assert is_async(Asynchronous())
     assert not is_async(Plain())
     assert not is_async(lambda messages, context: SUCCESS)
+
+
+class SlowBroker(Broker):
+    """Needs ``takes_s`` for each message, and then stores it or, if ``failure`` is given, does not answer."""
+
+    def __init__(self, clock: FakeClock, takes_s: float, failure: RocketMQError | None = None) -> None:
+        super().__init__()
+        self.tried = 0
+        self._clock, self._takes_s, self._failure = clock, takes_s, failure
+
+    def send_back(self, message: MessageExt, delay_level: int) -> None:
+        self.tried += 1
+        self._clock.advance(self._takes_s)
+        if self._failure is not None:
+            raise self._failure
+        super().send_back(message, delay_level)
+
+
+def run_of_1024(broker: SlowBroker, clock: FakeClock, given_up_s: float = inf) -> ConcurrentRun:
+    return run_of(
+        lambda messages, context: LATER,
+        planned=QueueRange.between(QUEUE, 0, 1024, epoch=3),
+        offsets=range(1024),
+        broker=broker,
+        clock=clock,
+        instructions=GivenUpWhen(lambda: clock.monotonic_s() >= given_up_s),
+        consume_message_batch_max_size=1024,
+    )
+
+
+def test_a_failed_delivery_to_silent_brokers_costs_one_timeout_a_try() -> None:
+    """E4: the other messages keep the offset as if they had been tried; with 1,024 it lasted 77 minutes."""
+    clock = FakeClock(1_000.0)
+    broker = SlowBroker(clock, 8.0, RequestTimeout("broker-a:1", "SEND_MESSAGE_V2", 3.0))
+    run = run_of_1024(broker, clock)
+    run.consume()
+    ack = run.ack()
+
+    assert (broker.tried, clock.monotonic_s()) == (2, 8.0 + 5.0 + 8.0)
+    assert (ack.finished, ack.state.next_offset, ack.sent_back) == ("SUSPENDED", 0, 0)
+    assert ack.state.retry_counts.to_text() == "[[0,1024,2]]"
+    assert "queueOffset=0" in ack.refused_letter
+
+
+def test_a_message_that_its_broker_refuses_does_not_hold_up_the_others() -> None:
+    """E4: only this message's other way was silent; the broker may take the next message."""
+    clock = FakeClock(1_000.0)
+    failure = RequestTimeout("broker-b:1", "SEND_MESSAGE_V2", 3.0)
+    failure.__cause__ = BrokerError(1, "look message by offset failed")
+    broker = SlowBroker(clock, 0.0, failure)
+    run_of_1024(broker, clock).consume()
+
+    assert broker.tried == 2 * 1024
+
+
+def test_a_given_up_queue_does_not_wait_until_a_slow_broker_has_taken_all_messages_back() -> None:
+    """E4, E6: the offset stays at the first message that was not sent back."""
+    clock = FakeClock(1_000.0)
+    broker = SlowBroker(clock, 4.0)
+    run = run_of_1024(broker, clock, given_up_s=6.0)
+    run.consume()
+    ack = run.ack()
+
+    assert (broker.tried, clock.monotonic_s()) == (2, 8.0)
+    assert (ack.finished, ack.state.next_offset, ack.sent_back) == ("GIVEN_UP", 2, 2)
+    assert (ack.refused_letter, ack.last_error) == ("", "")
+
+
+def test_a_given_up_queue_sends_its_failed_messages_back_to_a_broker_that_answers() -> None:
+    """E3: their calls were answered before."""
+    clock = FakeClock(1_000.0)
+    run = run_of_1024(SlowBroker(clock, 0.001), clock, given_up_s=0.0005)
+    run.consume()
+
+    assert (run.ack().state.next_offset, run.ack().sent_back) == (1024, 1024)
 
 
 def test_every_message_that_could_not_be_sent_back_keeps_its_count() -> None:

@@ -48,7 +48,7 @@ _SILENT_S: Final = 30.0
 
 
 class SilentBrokers:
-    """Names of brokers that get only ``SILENT_TIMEOUT_S``, because they did not answer in the last 30 s."""
+    """Names of brokers that did not answer in the last 30 s: they get ``SILENT_TIMEOUT_S``, or no request."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock

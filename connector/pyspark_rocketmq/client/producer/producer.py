@@ -244,6 +244,14 @@ class Producer(Closing):
         """Use ``route``, which another process has seen, as if the name server had just sent it."""
         self._name_servers.know(topic, route)
 
+    def avoid(self, broker_name: str) -> None:
+        """Avoid a broker for 10 s, as after a failed send: it did not answer another request.
+
+        Without ``send_latency_fault_enable`` this does nothing.
+        """
+        if self._faults is not None:
+            self._faults.note(broker_name, 0.0, SendOutcome.UNHEARD)
+
     def master_of(self, queue: MessageQueue) -> str:
         """Return the address of the master of the queue's broker, to which messages are sent.
 

@@ -2,6 +2,7 @@
 
 Rule 1: when a call returns, a broker has stored a copy; when it raises, the message must not be skipped.
 Rule 2: a copy may be stored twice if an answer was lost, so a message may come back twice.
+Rule 3: a broker that was silent costs further messages no time for 30 s, as long as another broker answers.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Final
 
-from pyspark_rocketmq.client.cluster import Cluster
+from pyspark_rocketmq.client.cluster import SILENT_TIMEOUT_S, Cluster, SilentBrokers
 from pyspark_rocketmq.client.nameserver import NameServerClient
 from pyspark_rocketmq.client.pool import ConnectionSettings, process_pool
 from pyspark_rocketmq.client.producer.producer import Producer
@@ -21,6 +22,7 @@ from pyspark_rocketmq.errors import (
     BrokerError,
     ConnectFailed,
     DeadLetterRefused,
+    RequestTimeout,
     RocketMQError,
     TopicNotFound,
     TransportError,
@@ -88,6 +90,8 @@ class SendBack:
         self._clock = clock or SystemClock()
         self.consumer_group = settings.consumer_group
         """The group whose retry and dead-letter topics take the messages."""
+        self._silent = SilentBrokers(self._clock)
+        """Storing brokers that did not answer lately."""
 
     @cached_property
     def _cluster(self) -> Cluster:
@@ -108,6 +112,7 @@ class SendBack:
             # A broker has stored this body before, perhaps compressed. A limit for uncompressed bodies could
             # refuse it now.
             max_message_size=MAX_BODY_BYTES,
+            send_latency_fault_enable=True,
             pool=self._cluster.pool,
             clock=self._clock,
             namespace=self._settings.namespace,
@@ -119,6 +124,7 @@ class SendBack:
         The broker that stores the message copies it. If that fails, the message is sent to the group's retry
         topic like any other message, to any broker. In this case its delay level is 3 + its reconsume times,
         whatever ``delay_level`` is.
+        A storing broker that did not answer in the last 30 s is not asked.
 
         Args:
             message: The message as it was consumed, with its own topic even if it came from the retry topic.
@@ -128,7 +134,8 @@ class SendBack:
                 included, becomes a dead letter.
 
         Raises:
-            RocketMQError: If neither way is known to have stored the message.
+            RocketMQError: If neither way is known to have stored the message: the error of the second way.
+                Its cause is the error of the first way.
         """
         try:
             self._send_to_storing_broker(message, delay_level, max_reconsume_times)
@@ -140,7 +147,13 @@ class SendBack:
                 message.queue_offset,
                 error,
             )
-            self.send_as_retry(message, max_reconsume_times=max_reconsume_times)
+            if message.broker_name in self._silent:
+                # The retry topic may have a queue there, too.
+                self._producer.avoid(message.broker_name)
+            try:
+                self.send_as_retry(message, max_reconsume_times=max_reconsume_times)
+            except RocketMQError as second:
+                raise second from error
 
     def send_as_dead_letter(self, message: MessageExt, *, max_reconsume_times: int) -> None:
         """Let ``message`` be kept among the group's dead letters; a copy is stored when this returns.
@@ -225,14 +238,32 @@ class SendBack:
     def _send_to_storing_broker(
         self, message: MessageExt, delay_level: int, max_reconsume_times: int
     ) -> None:
+        name = message.broker_name or message.store_host
+        if name in self._silent:
+            raise TransportError(name, "it did not answer in the last 30 s, and is not asked again so soon")
         try:
-            self._cluster.brokers().send_message_back(
-                self._storing_broker(message), message, self.consumer_group, delay_level, max_reconsume_times
-            )
+            self._ask_storing_broker(name, message, delay_level, max_reconsume_times)
         except TransportError:
             for topic in self._routed_topics(message):
                 self._name_servers.invalidate(topic)
             raise
+
+    def _ask_storing_broker(
+        self, name: str, message: MessageExt, delay_level: int, max_reconsume_times: int
+    ) -> None:
+        address = self._storing_broker(message)
+        begun_s = self._clock.monotonic_s()
+        try:
+            self._cluster.brokers().send_message_back(
+                address, message, self.consumer_group, delay_level, max_reconsume_times
+            )
+        except TransportError as error:
+            # An error that comes immediately costs the next message no time, either.
+            lasted_s = self._clock.monotonic_s() - begun_s
+            if isinstance(error, RequestTimeout) or lasted_s >= SILENT_TIMEOUT_S:
+                self._silent.add(name)
+            raise
+        self._silent.discard(name)
 
     def _storing_broker(self, message: MessageExt) -> str:
         """Return the address of the master that stores the message.

@@ -15,6 +15,9 @@ this message, and rows of later messages are dropped: those messages are deliver
 and emit their rows again. So the sink gets a row only from the run that moves the offset past the row's
 message, and this offset is the sink's watermark.
 
+Failed messages of a call are sent back one after the other. If no broker answers for one of them, or the run
+is to end, the others count as not sent back without being tried. So the run never waits for many time-outs.
+
 Messages of a range are delivered as they arrive, and acknowledged up to the offset that was reached.
 """
 
@@ -22,7 +25,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
 from functools import partial
@@ -51,7 +54,7 @@ from pyspark_rocketmq.consumer.engine.call_pool import CallPool, PooledRange, Ra
 from pyspark_rocketmq.consumer.engine.delivery_times import MARK_EVERY_S
 from pyspark_rocketmq.consumer.engine.output import Consumed
 from pyspark_rocketmq.consumer.engine.range import RangeCuts, RangeRun, acknowledged
-from pyspark_rocketmq.errors import ListenerError, RocketMQError
+from pyspark_rocketmq.errors import ListenerError, RocketMQError, TransportError
 from pyspark_rocketmq.listeners.arrow_listener import ArrowListener
 from pyspark_rocketmq.listeners.calls import (
     CallEnded,
@@ -91,8 +94,66 @@ _LOOK_EVERY_S: Final = 0.5
 """Pause, in seconds, between two checks of a waiting run whether its queue is given up. A run waits for a
 slot, or for the rest of a closed range."""
 
+_SENDS_ON_S: Final = 2.0
+"""How long a run that is given up still sends failed messages back, in seconds. Brokers that answer take
+thousands in this time."""
+
 SendBackCall = Callable[[MessageExt, int], None]
-"""Sends a message back with a delay level; raises RocketMQError if no broker has stored it."""
+"""Sends a message back with a delay level, as :meth:`SendBack.send`; raises RocketMQError if no broker has
+stored it."""
+
+
+class _GivenUp(Exception):
+    """A message was not sent back, because its run is to end."""
+
+
+class _SendBackJob:
+    """Sends failed messages of one call back, each when it is called with the message's index.
+
+    If no broker has answered for a message, or the run is to end, further messages are not sent.
+    """
+
+    def __init__(
+        self,
+        messages: Mapping[int, MessageExt],
+        delay_level: int,
+        send: SendBackCall,
+        is_to_end: Callable[[], bool],
+        clock: Clock,
+    ) -> None:
+        self._messages = messages
+        self._delay_level = delay_level
+        self._send = send
+        self._is_to_end = is_to_end
+        self._clock = clock
+        self._silence: TransportError | None = None
+        """Error of a message for which no broker has answered."""
+        self._goes_on_s = clock.monotonic_s()
+        """Last monotonic second at which it was not yet known that the run is to end."""
+
+    def __call__(self, index: int) -> None:
+        """Send the message at ``index`` back.
+
+        Raises:
+            RocketMQError: If no broker has stored it.
+            _GivenUp: If it was not sent, because the run is to end.
+        """
+        now_s = self._clock.monotonic_s()
+        if not self._is_to_end():
+            self._goes_on_s = now_s
+        elif now_s - self._goes_on_s >= _SENDS_ON_S:
+            raise _GivenUp
+        if self._silence is not None:
+            raise RocketMQError(
+                f"No broker answered for an earlier message of the same listener call: {self._silence}"
+            ) from self._silence
+        try:
+            self._send(self._messages[index], self._delay_level)
+        except TransportError as error:
+            # The cause is the error of the first way. A broker that refused may take the next message.
+            if error.__cause__ is None or isinstance(error.__cause__, TransportError):
+                self._silence = error
+            raise
 
 
 class ConcurrentRun(RangeRun):
@@ -587,7 +648,13 @@ class ConcurrentRun(RangeRun):
 
     def _begin_send_back(self, indexes: Sequence[int], delay_level: int) -> None:
         messages = {index: self._message(index) for index in indexes}
-        self._workers.send_back(indexes, lambda index: self._send(messages[index], delay_level))
+        self._workers.send_back(
+            indexes, _SendBackJob(messages, delay_level, self._send, self._is_to_end, self._clock)
+        )
+
+    def _is_to_end(self) -> bool:
+        """Return whether the run is given up, or its task ends; callable from any thread."""
+        return self._pool.is_stopped or self.is_moved or self._instructions.is_given_up(self._planned.queue)
 
     def _take_in_send_back(self, index: int, failure: BaseException | None) -> None:
         if failure is None:
@@ -598,7 +665,7 @@ class ConcurrentRun(RangeRun):
             what = "message could not be sent back, the offset stays at it"
             self._last_error = report_failure(what, position, failure)
             self._refused[self._messages.offset_at(index)] = f"{position}: {failure}"
-        else:
+        elif not isinstance(failure, _GivenUp):
             raise failure
         self._machine.sent_back(index, self._clock.monotonic_s(), is_stored=failure is None)
         self._note_hanging()
