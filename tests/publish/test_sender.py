@@ -4,6 +4,7 @@ import re
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from itertools import pairwise
 from queue import Empty, SimpleQueue
 from typing import Any
 
@@ -15,12 +16,14 @@ from pyspark_rocketmq.client.broker import OnSend
 from pyspark_rocketmq.client.producer.attempts import FaultTable
 from pyspark_rocketmq.errors import (
     BrokerError,
+    ConnectFailed,
     MessageRefused,
     NoPermission,
     RequestTimeout,
     RocketMQError,
     RowNotSent,
     SystemBusy,
+    TopicAway,
     TransportError,
     WrongMessageType,
 )
@@ -33,7 +36,7 @@ from pyspark_rocketmq.wire.requests.send import SendResult
 from tests.helpers.fake_clock import FakeClock
 
 A0, A1 = MessageQueue("t", "a", 0), MessageQueue("t", "a", 1)
-B0 = MessageQueue("t", "b", 0)
+B0, C0 = MessageQueue("t", "b", 0), MessageQueue("t", "c", 0)
 OPTIONS = replace(WriteOptions.parse({"nameServers": "h:1", "topic": "t"}), max_in_flight_bytes=100)
 BUSY = SystemBusy(2, "broker busy")
 ILLEGAL_SIZE = (
@@ -337,6 +340,52 @@ def test_messages_for_a_removed_queue_go_to_the_existing_queues(brokers: Brokers
         with pytest.raises(RowNotSent, match="is illegal"):
             send_all(sender_of(brokers, instead_of=instead_of), refused)
     assert asked[-1] == B0
+
+
+@pytest.mark.parametrize(
+    "refusal",
+    [TopicAway(17, "topic[t] not exist"), ConnectFailed("a", "the route of topic t names no master")],
+    ids=["refused", "away"],
+)
+def test_messages_for_any_queue_follow_their_topic_to_another_broker(
+    brokers: Brokers, refusal: RocketMQError
+) -> None:
+    """G3, G5: as soon as a name server lists it there; a batch of a queue of its own stays."""
+    asked_s: list[float] = []
+
+    def instead_of(queue: MessageQueue) -> tuple[MessageQueue, ...]:
+        asked_s.append(brokers.clock.monotonic_s() - began_s)
+        return (B0,) if queue in (A0, A1, C0) and asked_s[-1] >= 1 else ()
+
+    brokers.script = lambda queue: stored_at(queue) if queue == B0 else refusal
+    began_s = brokers.clock.monotonic_s()
+    sender = sender_of(brokers, instead_of=instead_of)
+    for number in range(20):
+        sender.put(batch_of(number, "t"), (A0, A1, C0))
+    sender.finish()
+
+    assert sorted(brokers.stored) == [(number, B0) for number in range(20)]
+    assert brokers.clock.monotonic_s() - began_s < 5
+    assert all(later_s - earlier_s >= 0.1 for earlier_s, later_s in pairwise(asked_s))
+    brokers.sends.clear()
+    with pytest.raises(RowNotSent):
+        send_all(sender_of(brokers, instead_of=instead_of), batch_of(20, A1))
+    assert {queue for _, queue in brokers.sends} == {A1}
+
+
+def test_a_broker_that_restarts_keeps_its_queues_while_another_one_takes_the_messages(
+    brokers: Brokers,
+) -> None:
+    """G3: a name server drops it for the moment."""
+    refusal = ConnectFailed("a", "the route of topic t names no master")
+    brokers.script = lambda queue: refusal if queue.broker_name == "a" else stored_at(queue)
+    sender = sender_of(brokers, instead_of=lambda queue: pytest.fail("looked up"))
+    send_all(sender, *(batch_of(number, "t") for number in range(4)))
+    assert {queue for _, queue in brokers.stored} == {B0}
+
+    brokers.script = stored_at
+    send_all(sender, batch_of(4, "t"), batch_of(5, "t"))
+    assert {queue for number, queue in brokers.stored if number > 3} == {A0, B0}
 
 
 def test_a_broker_that_hangs_holds_up_only_what_it_was_given(sender: Sender, brokers: Brokers) -> None:

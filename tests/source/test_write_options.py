@@ -170,6 +170,47 @@ def test_rows_for_any_queue_go_on_when_their_topic_gets_fewer(cluster: ScriptedC
         send(cluster, b"x", queueId=3)
 
 
+@pytest.mark.parametrize("is_away", [False, True], ids=["refused", "away"])
+def test_rows_for_any_queue_follow_their_topic_to_another_broker(
+    cluster: ScriptedCluster, is_away: bool
+) -> None:
+    """G3, G5, G7: in the middle of a task, and in a task that is repeated with the driver's route;
+    those with a key stay with their queue.
+    """
+    cluster.routes[TOPIC] = cluster.only({"broker-a": 2})
+    former, present = cluster.brokers["broker-a"], cluster.brokers["broker-b"]
+    options = write_options(
+        nameServers=cluster.name_server.address, batchSize="1", retryTimeoutMs="3000", requestTimeoutMs="9000"
+    )
+    seen = seen_routes(options)
+
+    def refuse(peer: Peer, request: RemotingCommand) -> None:
+        peer.answer(request, ResponseCode.TOPIC_NOT_EXIST, remark=f"topic[{TOPIC}] not exist")
+
+    def rows(**columns: str) -> Iterator[pa.RecordBatch]:
+        for number in range(20):
+            if number == 10:
+                cluster.routes[TOPIC] = cluster.only({"broker-b": 2})
+                former.fault = refuse
+                if is_away:
+                    former.server.close()
+            yield pa.RecordBatch.from_pylist([{"body": b"%d" % number} | columns])
+
+    all_bodies = sorted(b"%d" % number for number in range(20))
+    assert send_rows(rows(), options, {"body": 0}, RowKeys("w", 0, 0), seen)[0] == 20
+    stored = [body for each in (former, present) for bodies in each.stored.values() for body in bodies]
+    assert sorted(set(stored)) == all_bodies
+
+    present.stored.clear()
+    assert send_rows(rows(), options, {"body": 0}, RowKeys("w", 0, 0), seen)[0] == 20
+    assert sorted(body for bodies in present.stored.values() for body in bodies) == all_bodies
+
+    present.stored.clear()
+    with pytest.raises(RowNotSent):
+        send_rows(rows(shardingKey="k"), options, {"body": 0, "shardingKey": 1}, RowKeys("w", 0, 0), seen)
+    assert not present.stored
+
+
 def test_a_driver_that_sees_no_topic_leaves_it_to_the_tasks(cluster: ScriptedCluster) -> None:
     """G7"""
     address = cluster.name_server.address

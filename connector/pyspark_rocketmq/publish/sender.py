@@ -6,8 +6,8 @@ overtakes it. If an answer is lost, the retry may store the batch twice, one cop
 
 Rule 1: a batch with its own queue is tried only on that queue. Any other batch moves to another broker's
 queue after a failure, after a refusal that another broker might not give, and from a queue that its topic no
-longer has. When each broker has refused it, any of them may be tried again. See rows G3 and G5 of
-``docs/semantics.md``.
+longer has; the topic may have moved to other brokers. When each broker has refused the batch, any of them may
+be tried again. See rows G3 and G5 of ``docs/semantics.md``.
 Rule 2: a batch that may go anywhere waits for an idle queue, so that it never waits for a request that may
 hang: a broker that does not answer delays only its own batches.
 Rule 3: a batch that its broker refuses for its size is sent again in two halves, one after the other, down to
@@ -33,10 +33,12 @@ from pyspark_rocketmq.clock import Clock, Deadline
 from pyspark_rocketmq.consume.not_now import is_sent_again
 from pyspark_rocketmq.errors import (
     BrokerError,
+    ConnectFailed,
     MessageRefused,
     RemoteProtocolError,
     RocketMQError,
     RowNotSent,
+    TopicAway,
     TransportError,
     WrongMessageType,
 )
@@ -52,6 +54,8 @@ logger = logging.getLogger(__name__)
 Begin = Callable[[SendBatch, MessageQueue, OnSend], None]
 """Begins a send; the callback is called exactly once, from any thread."""
 
+_SIGNS_OF_A_MOVE: Final = (TopicAway, ConnectFailed)
+"""Errors after which a topic may have left a broker: the broker, or its route, no longer has the topic."""
 _TRIES_AT_FIRST_CONTACT = 3
 """Number of tries of a batch with an unspecific error, if the task has not sent any message yet."""
 _SIZE_EXCEEDED = "size exceeded"
@@ -111,8 +115,8 @@ class Sender:
             clock: Clock for retries.
             options: The write's options.
             faults: Brokers that batches without their own queue should avoid; None to avoid no broker.
-            instead_of: Called after a refusal with the queue that refused; returns the topic's current
-                queues if that queue is gone, otherwise an empty sequence.
+            instead_of: Called with a queue after a refusal, or a failed connection to its broker; returns
+                the topic's current queues if that queue is gone, otherwise an empty sequence.
             too_large: Called with the size of a batch that a broker refused for its size.
         """
         self._begin = begin
@@ -132,6 +136,8 @@ class Sender:
         """Batches, or second halves of batches, that failed at one queue and wait for an idle one."""
         self._unplaced: dict[str, deque[_Sending]] = {}
         """Batches that wait for any idle queue, in order, by topic."""
+        self._look_again_s: dict[str, float] = {}
+        """Monotonic second before which a topic's queues are not looked up again after a passing error."""
         self.messages = 0
         """Number of acknowledged messages."""
 
@@ -283,19 +289,43 @@ class Sender:
                 head.refused_by = refused_by
                 logger.warning("send refused, trying another broker %s: %s", queue, error)
                 return
-        if not error.retryable and head.choices and (queues := self._instead_of(queue)):
-            logger.warning("queue is gone, trying the others of its topic %s: %s", queue, error)
-            for sending in (head, *self._moved, *self._unplaced.get(queue.topic, ())):
-                if queue in sending.choices:
-                    sending.choices, sending.refused_by = queues, frozenset()
+        if not error.retryable and head.choices and self._leaves(head, queue, error):
             return
         if not self._is_tried_again(head, error) or pause_s >= head.deadline.remaining_s():
             is_stored = None if isinstance(error, TransportError | RemoteProtocolError) else False
             raise RowNotSent(head.batch.shown(), str(error), is_stored=is_stored) from error
+        now_s = self._clock.monotonic_s()
+        # Pause even if the queue is gone: name servers may contradict each other.
+        head.due_s = now_s + pause_s
+        if self._may_have_moved(head, queue, error) and now_s >= self._look_again_s.get(queue.topic, now_s):
+            if self._leaves(head, queue, error):
+                return
+            self._look_again_s[queue.topic] = now_s + pause_s
         logger.warning("send failed, trying again %s attempt=%d: %s", queue, head.failures + 1, error)
         if not error.retryable:
             head.refused_by = frozenset()
-        head.due_s = self._clock.monotonic_s() + pause_s
+
+    @staticmethod
+    def _may_have_moved(head: _Sending, queue: MessageQueue, error: RocketMQError) -> bool:
+        """Return whether the whole topic may have left its brokers, and the batch may follow it.
+
+        While another broker takes the batch, a broker that restarts keeps its place among the choices.
+        """
+        if queue not in head.choices or not isinstance(error, _SIGNS_OF_A_MOVE):
+            return False
+        return head.failures >= len({each.broker_name for each in head.choices})
+
+    def _leaves(self, head: _Sending, queue: MessageQueue, error: RocketMQError) -> bool:
+        """Return whether ``queue`` is gone; batches that may go anywhere then get the current queues."""
+        queues = self._instead_of(queue)
+        if not queues:
+            return False
+        logger.warning("queue is gone, trying the others of its topic %s: %s", queue, error)
+        under_way = (sending for buffer in self._buffers.values() for sending in buffer.waiting)
+        for sending in (head, *under_way, *self._moved, *self._unplaced.get(queue.topic, ())):
+            if queue in sending.choices:
+                sending.choices, sending.refused_by = queues, frozenset()
+        return True
 
     def _is_tried_again(self, head: _Sending, error: RocketMQError) -> bool:
         """Return whether the same queue may accept the batch later.
