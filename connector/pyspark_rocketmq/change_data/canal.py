@@ -267,7 +267,8 @@ class _Shape(NamedTuple):
         if not (known >= row.keys() and known >= old.keys()):
             unknown = sorted({*row, *old} - known)
             raise Unreadable(
-                f"mysqlType has no column {', '.join(unknown)}, which a row has: the table was changed"
+                f"the row has column {', '.join(unknown)}, but the message's mysqlType has not: the source's "
+                "table was altered, and Canal did not have its present columns when it wrote the message"
             )
         keys = key_columns(self.named_keys, self.own_keys, row)
         if self.operation is Operation.UPDATE and not old and not keys:

@@ -590,8 +590,9 @@ class Cuts:
     def commit_failed(self, error: BaseException, now_s: float) -> list[Action]:
         """Note that the commit under way has failed, or that its outcome is unknown.
 
-        It is tried again after a pause. Once failures have lasted a minute, the batch fails; without an
-        interval only when its job is over. A batch that was closed in a hurry fails immediately.
+        The commit is tried again after a pause. Once failures have lasted a minute, the batch fails; if
+        commits have no interval, not before the job is over. Nothing is tried again if the batch has an error
+        already, or was closed because its job failed (``is_hurried``).
         """
         if self._failing_since_s is None:
             self._failing_since_s = now_s

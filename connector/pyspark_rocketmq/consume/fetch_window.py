@@ -735,7 +735,7 @@ class FetchWindow:
         return 1 if self._has_open_ends else max(1, self.in_flight - self._depth // 2)
 
     def tasks(self, now_s: float) -> list[PullTask]:
-        """Return the pulls to send now: none while many are in flight, then several together.
+        """Return the pulls to send now: usually none while many are in flight, then several together.
 
         Pulls that are sent one by one cost broker and client twice as much.
         """

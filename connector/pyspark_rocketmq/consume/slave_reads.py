@@ -150,7 +150,7 @@ class ReplicaSelector:
     def ended(self, now_s: float) -> bool:
         """Note that a replica has no more messages; return whether to pull from its master now.
 
-        After a change to the master even a preferred replica is pulled from again only after 10 s. If the
+        After a switch to the master even a preferred replica is pulled from again only after 10 s. If the
         master has lately not answered, the pulls stay at the replica.
         """
         if now_s < self._master_avoided_until_s:

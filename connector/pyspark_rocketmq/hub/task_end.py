@@ -481,7 +481,10 @@ class TaskControl(RangeInstructions):
         self._connection.send(TaskFailed(self.id, reported))
 
     def _leave(self) -> None:
-        """Accept no further message, and count no listener call as running, even if one has not ended."""
+        """Accept no further instruction of the driver.
+
+        No listener call counts as running any more, even if one has not ended.
+        """
         self._connection.forget(self)
         self._calls.lasting = dict
 

@@ -438,8 +438,8 @@ def _emit(row: object, context: DeliveryContext) -> None:
             context.emit(message, **columns)
         case _:
             raise ListenerError(
-                f"The listener yielded a {type(row).__name__}; a row is a dict of columns, or (message, "
-                "dict) to say which message it belongs to."
+                f"The listener yielded an object of type {type(row).__name__}; a row is a dict of columns, "
+                "or (message, dict) to say which message it belongs to."
             )
 
 

@@ -284,7 +284,12 @@ class TargetQueue:
         self._sending = replace(self._sending, target_offset=result.queue_offset)
 
     def stored_until(self) -> int:
-        """Read the target queue; return the first source offset of the range that is not stored there."""
+        """Read the target queue; return the first source offset of the range that is not stored there.
+
+        Raises:
+            DataLoss: If the target has deleted the messages that would show it, and ``failOnDataLoss`` is
+                true; otherwise the range's start is returned.
+        """
         bounds, [highest] = read_tail(self._part.target, [self._sending], self._sending.target_offset)
         fails = self._part.partition.settings.fail_on_data_loss
         return self._sending.stored_until(highest, bounds, fail_on_data_loss=fails)

@@ -150,7 +150,7 @@ class KeptConnection:
 
 
 class _Lent:
-    """A kept connection for one transaction."""
+    """The task's connection, lent for one transaction: after a commit ``close`` leaves it open."""
 
     def __init__(self, connection: Connection, keeper: KeptConnection) -> None:
         self._connection = connection

@@ -321,8 +321,8 @@ class RangeReader:
     def _is_usual(self, messages: Sequence[MessageExt]) -> bool:
         """Return whether messages need no special care, so that they may stay objects.
 
-        They must all belong to the range, ascend, and not fill it up (``max_bytes``). Until the consumed
-        message before the range has been compared, no messages are usual.
+        They must all belong to the range, ascend, and stay below ``max_bytes`` in all. None are usual until
+        the reader has checked, by the last consumed message before the range, that the log is the same.
         """
         offsets = [self._expected - 1, *[message.queue_offset for message in messages]]
         limit = self._most_bytes

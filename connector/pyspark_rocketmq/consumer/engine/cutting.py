@@ -227,7 +227,7 @@ class OwnCommits:
         thread.when_due = self._commit
 
     def settled(self) -> None:
-        """Note that there are results to commit: a commit begins within some milliseconds."""
+        """Note that there are results: a commit begins within milliseconds, or after the running one."""
         with self._guard:
             is_new = self._times.settled(self._clock.monotonic_s())
         if is_new:

@@ -66,8 +66,8 @@ class Merge(Protocol):
     def of_share(self, number: int) -> pa.Table:
         """Return the MERGE's rows for one share of the batch's keys; ``number`` counts from 0.
 
-        A large batch is divided by its keys into shares. Before it returns, this records what the table will
-        not show of the share's changes, such as deletions.
+        A large batch is divided by its keys into shares. Before this method returns, it records what the
+        table will not show of the share's changes, such as deletions.
         """
         ...
 

@@ -300,7 +300,8 @@ class PastChanges:
     def _begun(self) -> DeltaTable | None:
         """The table as it was when first read; None if it was missing.
 
-        It is not read again: a member that records something later also makes its commit later.
+        It is opened once and kept: what another member records after that is not needed here. A member
+        records before its MERGE, so that MERGE comes after this one's, or makes it fail and begin again.
         """
         return self.recent.opened()
 

@@ -469,7 +469,10 @@ def _schema_of(columns: str | StructType | pa.Schema | None) -> pa.Schema:
 
 
 def _check_keys(keys: Sequence[str], table: pa.Schema, partition_by: Sequence[str]) -> None:
-    """Refuse keys that are no columns, or whose values are not exact in the table.
+    """Refuse keys that are no columns of the table, or whose values the table does not keep exactly.
+
+    These are floating-point numbers, and text in a partition column, where Delta stores an empty text as
+    null.
 
     Raises:
         OptionError: If there is a problem; it names all of them.

@@ -537,7 +537,7 @@ class SinkTable:
         first = "" if commit_after is None else f"restore version {commit_after - 1}, "
         undo = (
             f"If the {'replacement' if is_replaced else 'RESTORE'} was a mistake, restore the version before "
-            "it first: then nothing is consumed again. "
+            "it before you go back: then nothing is consumed again. "
         )
         given = "remove rows of the group that the new table was given, " if is_replaced else ""
         kept = ", or if the new table was given all rows" if is_replaced else ""
