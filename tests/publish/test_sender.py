@@ -88,6 +88,8 @@ class Brokers:
         self.sends: list[tuple[int, MessageQueue]] = []
         self.stored: list[tuple[int, MessageQueue]] = []
         self.kept: deque[Callable[[], None]] = deque()
+        self.answers: list[Callable[[SendResult | RocketMQError], None]] = []
+        """For each callback in ``kept``, one that takes the outcome."""
         self.script: Callable[[MessageQueue], SendResult | RocketMQError | None] = stored_at
         self.clock = clock
 
@@ -103,6 +105,7 @@ class Brokers:
 
         if outcome is None:
             self.kept.append(lambda: answer(stored_at(queue)))
+            self.answers.append(answer)
         else:
             answer(outcome)
 
@@ -340,6 +343,23 @@ def test_messages_for_a_removed_queue_go_to_the_existing_queues(brokers: Brokers
         with pytest.raises(RowNotSent, match="is illegal"):
             send_all(sender_of(brokers, instead_of=instead_of), refused)
     assert asked[-1] == B0
+
+
+def test_a_batch_that_has_got_other_queues_does_not_need_another_look(brokers: Brokers) -> None:
+    """G3: one of two batches under way has found them; name servers are away then."""
+    answers = [(B0,)]
+    sender = sender_of(brokers, instead_of=lambda queue: answers.pop() if answers else ())
+    brokers.script = lambda queue: None
+    for number in range(2):
+        sender.put(batch_of(number, "t"), (A0, A1))
+    assert sorted(queue for _, queue in brokers.sends) == [A0, A1]
+
+    brokers.script = stored_at
+    for answer in list(brokers.answers):
+        answer(BrokerError(29, "request queueId is illegal"))
+    sender.finish()
+
+    assert sorted(brokers.stored) == [(number, B0) for number in range(2)]
 
 
 @pytest.mark.parametrize(

@@ -83,6 +83,8 @@ class _Sending:
     """Queues to which the batch may go; empty if it has its own queue."""
     refused_by: frozenset[str] = frozenset()
     """Brokers that refused the batch; it avoids their queues until no other broker is left."""
+    left_by: frozenset[str] = frozenset()
+    """Brokers that could not be reached, or no longer had the topic, since the choices were looked up."""
     failed_broker: str | None = None
     """Broker at which the last attempt failed; the next one avoids it if possible."""
 
@@ -281,42 +283,62 @@ class Sender:
 
     def _put_off(self, head: _Sending, queue: MessageQueue, error: RocketMQError) -> None:
         head.failures += 1
+        # Another batch may have found meanwhile that the queue is gone.
+        if head.choices and (queue not in head.choices or self._goes_elsewhere(head, queue, error)):
+            return
         pause_s = UNTIL_DEADLINE.pause_s(head.failures)
         assert head.deadline is not None
-        if not error.retryable and isinstance(error, BrokerError) and error.code in RETRIED_BY_PRODUCERS:
-            refused_by = head.refused_by | {queue.broker_name}
-            if any(other.broker_name not in refused_by for other in head.choices):
-                head.refused_by = refused_by
-                logger.warning("send refused, trying another broker %s: %s", queue, error)
-                return
-        if not error.retryable and head.choices and self._leaves(head, queue, error):
-            return
         if not self._is_tried_again(head, error) or pause_s >= head.deadline.remaining_s():
             is_stored = None if isinstance(error, TransportError | RemoteProtocolError) else False
             raise RowNotSent(head.batch.shown(), str(error), is_stored=is_stored) from error
-        now_s = self._clock.monotonic_s()
-        # Pause even if the queue is gone: name servers may contradict each other.
-        head.due_s = now_s + pause_s
-        if self._may_have_moved(head, queue, error) and now_s >= self._look_again_s.get(queue.topic, now_s):
-            if self._leaves(head, queue, error):
-                return
-            self._look_again_s[queue.topic] = now_s + pause_s
+        # Pause even if the topic has moved: name servers may contradict each other.
+        head.due_s = self._clock.monotonic_s() + pause_s
+        if self._has_moved(head, queue, error, pause_s):
+            return
         logger.warning("send failed, trying again %s attempt=%d: %s", queue, head.failures + 1, error)
         if not error.retryable:
             head.refused_by = frozenset()
 
+    def _goes_elsewhere(self, head: _Sending, queue: MessageQueue, error: RocketMQError) -> bool:
+        """Return whether a refused batch now goes to another broker's queue, or its own queue is gone."""
+        if error.retryable:
+            return False
+        if isinstance(error, BrokerError) and error.code in RETRIED_BY_PRODUCERS:
+            refused_by = head.refused_by | {queue.broker_name}
+            if any(other.broker_name not in refused_by for other in head.choices):
+                head.refused_by = refused_by
+                logger.warning("send refused, trying another broker %s: %s", queue, error)
+                return True
+        return self._follows_topic(head, queue, error)
+
+    def _has_moved(self, head: _Sending, queue: MessageQueue, error: RocketMQError, pause_s: float) -> bool:
+        """Return whether the whole topic has left its brokers; look that up at most once in ``pause_s``."""
+        if isinstance(error, _SIGNS_OF_A_MOVE):
+            head.left_by |= {queue.broker_name}
+        now_s = self._clock.monotonic_s()
+        if not self._may_have_moved(head) or now_s < self._look_again_s.get(queue.topic, now_s):
+            return False
+        if self._follows_topic(head, queue, error):
+            return True
+        # A look-up may take seconds, in which nothing is sent.
+        looked_s = self._clock.monotonic_s()
+        self._look_again_s[queue.topic] = looked_s + max(pause_s, looked_s - now_s)
+        return False
+
     @staticmethod
-    def _may_have_moved(head: _Sending, queue: MessageQueue, error: RocketMQError) -> bool:
+    def _may_have_moved(head: _Sending) -> bool:
         """Return whether the whole topic may have left its brokers, and the batch may follow it.
 
-        While another broker takes the batch, a broker that restarts keeps its place among the choices.
+        While another broker takes the batch or is only busy, a broker that restarts keeps its place among the
+        choices.
         """
-        if queue not in head.choices or not isinstance(error, _SIGNS_OF_A_MOVE):
-            return False
-        return head.failures >= len({each.broker_name for each in head.choices})
+        return bool(head.choices) and head.left_by >= {each.broker_name for each in head.choices}
 
-    def _leaves(self, head: _Sending, queue: MessageQueue, error: RocketMQError) -> bool:
-        """Return whether ``queue`` is gone; batches that may go anywhere then get the current queues."""
+    def _follows_topic(self, head: _Sending, queue: MessageQueue, error: RocketMQError) -> bool:
+        """Look up whether ``queue`` is gone; return whether it is.
+
+        If so, all batches without a key that might have gone there get the topic's current queues.
+        """
         queues = self._instead_of(queue)
         if not queues:
             return False
@@ -324,7 +346,7 @@ class Sender:
         under_way = (sending for buffer in self._buffers.values() for sending in buffer.waiting)
         for sending in (head, *under_way, *self._moved, *self._unplaced.get(queue.topic, ())):
             if queue in sending.choices:
-                sending.choices, sending.refused_by = queues, frozenset()
+                sending.choices, sending.refused_by, sending.left_by = queues, frozenset(), frozenset()
         return True
 
     def _is_tried_again(self, head: _Sending, error: RocketMQError) -> bool:
