@@ -200,6 +200,25 @@ def test_a_silent_broker_is_tried_again_only_after_30_s(cluster: ScriptedCluster
     assert (len(silent.sent_back), len(other.sends)) == (1, 20)
 
 
+@pytest.mark.parametrize(("level", "expected"), [(-1, ("3", "2")), (0, ("5", "16")), (18, ("18", "16"))])
+def test_a_message_whose_silent_broker_is_not_asked_keeps_its_delay_level(
+    cluster: ScriptedCluster, level: int, expected: tuple[str, str]
+) -> None:
+    """E3: for 30 s the ordinary way is the only one; with a limit that it exceeds it is a dead letter."""
+    clock = MovedClock()
+    send_back = SendBack(replace(settings_of(cluster), back_timeout_s=0.3), clock)
+    cluster.brokers["broker-a"].fault = lambda peer, request: None
+    send_back.send(failed(), delay_level=level, max_reconsume_times=16)
+    cluster.brokers["broker-a"].fault = None
+
+    message = failed()._replace(reconsume_times=2)
+    send_back.send(message, delay_level=level, max_reconsume_times=16)
+
+    sent = properties_of(cluster.brokers["broker-b"].sends[-1])
+    assert (sent["RECONSUME_TIME"], sent["MAX_RECONSUME_TIMES"]) == ("3", expected[1])
+    assert level == -1 or sent["DELAY"] == expected[0]
+
+
 def test_an_error_names_both_ways(cluster: ScriptedCluster, send_back: SendBack) -> None:
     """E4: the cause is the error of the first way."""
     cluster.brokers["broker-a"].fault_of_sent_back = refuse

@@ -859,7 +859,9 @@ class SlowBroker(Broker):
         super().send_back(message, delay_level)
 
 
-def run_of_1024(broker: SlowBroker, clock: FakeClock, given_up_s: float = inf) -> ConcurrentRun:
+def run_of_1024(
+    broker: SlowBroker, clock: FakeClock, given_up_s: float = inf, *, at_once: int = 1024
+) -> ConcurrentRun:
     return run_of(
         lambda messages, context: LATER,
         planned=QueueRange.between(QUEUE, 0, 1024, epoch=3),
@@ -867,21 +869,22 @@ def run_of_1024(broker: SlowBroker, clock: FakeClock, given_up_s: float = inf) -
         broker=broker,
         clock=clock,
         instructions=GivenUpWhen(lambda: clock.monotonic_s() >= given_up_s),
-        consume_message_batch_max_size=1024,
+        consume_message_batch_max_size=at_once,
     )
 
 
-def test_a_failed_delivery_to_silent_brokers_costs_one_timeout_a_try() -> None:
+@pytest.mark.parametrize(("at_once", "counts"), [(1, "[[0,20,2],[20,1024,1]]"), (1024, "[[0,1024,2]]")])
+def test_failed_messages_that_no_broker_takes_cost_one_timeout_a_try(at_once: int, counts: str) -> None:
     """E4: the other messages keep the offset as if they had been tried; with 1,024 it lasted 77 minutes."""
     clock = FakeClock(1_000.0)
     broker = SlowBroker(clock, 8.0, RequestTimeout("broker-a:1", "SEND_MESSAGE_V2", 3.0))
-    run = run_of_1024(broker, clock)
+    run = run_of_1024(broker, clock, at_once=at_once)
     run.consume()
     ack = run.ack()
 
     assert (broker.tried, clock.monotonic_s()) == (2, 8.0 + 5.0 + 8.0)
     assert (ack.finished, ack.state.next_offset, ack.sent_back) == ("SUSPENDED", 0, 0)
-    assert ack.state.retry_counts.to_text() == "[[0,1024,2]]"
+    assert ack.state.retry_counts.to_text() == counts
     assert "queueOffset=0" in ack.refused_letter
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Final
 
@@ -48,6 +48,10 @@ FIRST_RETRY_LEVEL: Final = 3
 """Delay level of a message's first retry, 10 s with a broker's defaults; each further retry is one level
 higher."""
 _DEAD_LETTER_LEVEL: Final = -1
+
+
+class _NotAsked(TransportError):
+    """The storing broker was not asked, because it did not answer lately."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,8 +127,8 @@ class SendBack:
 
         The broker that stores the message copies it. If that fails, the message is sent to the group's retry
         topic like any other message, to any broker. In this case its delay level is 3 + its reconsume times,
-        whatever ``delay_level`` is.
-        A storing broker that did not answer in the last 30 s is not asked.
+        whatever ``delay_level`` is, as in Java. A storing broker that did not answer in the last 30 s is not
+        asked; then ``delay_level`` holds for the retry topic, too.
 
         Args:
             message: The message as it was consumed, with its own topic even if it came from the retry topic.
@@ -150,8 +154,14 @@ class SendBack:
             if message.broker_name in self._silent:
                 # The retry topic may have a queue there, too.
                 self._producer.avoid(message.broker_name)
+            is_skipped = isinstance(error, _NotAsked)
+            if is_skipped and delay_level == _DEAD_LETTER_LEVEL:
+                max_reconsume_times = min(max_reconsume_times, message.reconsume_times)
+            retry = self._as_retry(message, max_reconsume_times)
+            if is_skipped and delay_level > 0:
+                retry = replace(retry, properties={**retry.properties, DELAY: str(delay_level)})
             try:
-                self.send_as_retry(message, max_reconsume_times=max_reconsume_times)
+                self._producer.send(retry)
             except RocketMQError as second:
                 raise second from error
 
@@ -240,7 +250,7 @@ class SendBack:
     ) -> None:
         name = message.broker_name or message.store_host
         if name in self._silent:
-            raise TransportError(name, "it did not answer in the last 30 s, and is not asked again so soon")
+            raise _NotAsked(name, "it did not answer in the last 30 s, and is not asked again so soon")
         try:
             self._ask_storing_broker(name, message, delay_level, max_reconsume_times)
         except TransportError:

@@ -103,14 +103,23 @@ SendBackCall = Callable[[MessageExt, int], None]
 stored it."""
 
 
-class _GivenUp(Exception):
+class _NotSent(Exception):
     """A message was not sent back, because its run is to end."""
+
+
+class _Silence:
+    """The last message of a run for which no broker has answered; for any thread."""
+
+    error: TransportError | None = None
+    until_s: float = 0.0
+    """Monotonic second until which no further message is tried."""
 
 
 class _SendBackJob:
     """Sends failed messages of one call back, each when it is called with the message's index.
 
-    If no broker has answered for a message, or the run is to end, further messages are not sent.
+    If no broker has answered for a message of the run, further messages are not sent for some seconds; nor
+    are they if the run is to end.
     """
 
     def __init__(
@@ -119,6 +128,8 @@ class _SendBackJob:
         delay_level: int,
         send: SendBackCall,
         is_to_end: Callable[[], bool],
+        silence: _Silence,
+        *,
         clock: Clock,
     ) -> None:
         self._messages = messages
@@ -126,33 +137,33 @@ class _SendBackJob:
         self._send = send
         self._is_to_end = is_to_end
         self._clock = clock
-        self._silence: TransportError | None = None
-        """Error of a message for which no broker has answered."""
-        self._goes_on_s = clock.monotonic_s()
-        """Last monotonic second at which it was not yet known that the run is to end."""
+        self._silence = silence
+        self._goes_on_s: float | None = None
+        """Last monotonic second at which it was not yet known that the run is to end, or the job began."""
 
     def __call__(self, index: int) -> None:
         """Send the message at ``index`` back.
 
         Raises:
             RocketMQError: If no broker has stored it.
-            _GivenUp: If it was not sent, because the run is to end.
+            _NotSent: If it was not sent, because the run is to end.
         """
         now_s = self._clock.monotonic_s()
-        if not self._is_to_end():
+        if self._goes_on_s is None or not self._is_to_end():
             self._goes_on_s = now_s
         elif now_s - self._goes_on_s >= _SENDS_ON_S:
-            raise _GivenUp
-        if self._silence is not None:
+            raise _NotSent
+        silence = self._silence
+        if silence.error is not None and now_s < silence.until_s:
             raise RocketMQError(
-                f"No broker answered for an earlier message of the same listener call: {self._silence}"
-            ) from self._silence
+                f"No broker answered for an earlier message of the queue: {silence.error}"
+            ) from silence.error
         try:
             self._send(self._messages[index], self._delay_level)
         except TransportError as error:
             # The cause is the error of the first way. A broker that refused may take the next message.
             if error.__cause__ is None or isinstance(error.__cause__, TransportError):
-                self._silence = error
+                silence.error, silence.until_s = error, self._clock.monotonic_s() + SEND_BACK_PAUSE_S
             raise
 
 
@@ -189,6 +200,7 @@ class ConcurrentRun(RangeRun):
         self._workers = workers
         self._pool = pool
         self._send = send_back
+        self._silence = _Silence()
         self._clock = clock
         self._hooks = hooks
         self._run_call = self._run_async if is_async(listener) else self._run
@@ -649,7 +661,10 @@ class ConcurrentRun(RangeRun):
     def _begin_send_back(self, indexes: Sequence[int], delay_level: int) -> None:
         messages = {index: self._message(index) for index in indexes}
         self._workers.send_back(
-            indexes, _SendBackJob(messages, delay_level, self._send, self._is_to_end, self._clock)
+            indexes,
+            _SendBackJob(
+                messages, delay_level, self._send, self._is_to_end, self._silence, clock=self._clock
+            ),
         )
 
     def _is_to_end(self) -> bool:
@@ -665,7 +680,7 @@ class ConcurrentRun(RangeRun):
             what = "message could not be sent back, the offset stays at it"
             self._last_error = report_failure(what, position, failure)
             self._refused[self._messages.offset_at(index)] = f"{position}: {failure}"
-        elif not isinstance(failure, _GivenUp):
+        elif not isinstance(failure, _NotSent):
             raise failure
         self._machine.sent_back(index, self._clock.monotonic_s(), is_stored=failure is None)
         self._note_hanging()
