@@ -144,10 +144,26 @@ def test_a_task_cuts_by_itself_once_its_rows_have_a_size_and_holds_until_then() 
     # Until it has taken the rows, more of them would be in the same part.
     assert (cuts.is_held, cuts.cuts_itself()) == (True, False)
     cuts.rows_grew(60)
-    cuts.cut_is_made()
+    cuts.taking_begins()
+    cuts.rows_grew(60)
+    cuts.rows_are_taken()
     assert not cuts.is_held
     cuts.rows_grew(40)
     assert cuts.cuts_itself()
+
+
+def test_a_task_wants_no_cut_of_its_own_while_a_cut_for_the_driver_takes_its_rows() -> None:
+    """H1: it would take one of the two parts, with hardly a row."""
+    cuts = CutTimes()
+    cuts.limit_rows(100)
+    cuts.rows_grew(90)
+    assert cuts.cut_begins()
+    cuts.rows_grew(10)
+    assert (cuts.is_held, cuts.cuts_itself()) == (True, False)
+
+    cuts.taking_begins()
+    cuts.rows_are_taken()
+    assert (cuts.is_held, cuts.cuts_itself()) == (False, False)
 
 
 def test_a_task_with_two_parts_that_are_not_committed_holds_its_rows() -> None:

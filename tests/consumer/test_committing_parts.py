@@ -53,9 +53,6 @@ class Driver(Instructions):
     def settled(self) -> None:
         self.settled_here()
 
-    def rows_taken(self) -> None:
-        pass
-
     def cut_begins(self) -> bool:
         return True
 

@@ -50,8 +50,10 @@ class CutTimes:
         self._most_row_bytes = inf
         self._row_bytes = 0
         """Size of the rows that no cut has taken yet, in bytes."""
-        self._row_bytes_before = 0
-        """Size of the rows when the last cut began, which that cut has not taken yet, in bytes."""
+        self._row_bytes_being_taken = 0
+        """Size of the rows that a cut, or a commit by the task itself, is taking, in bytes."""
+        self._is_cutting = False
+        """Whether a cut has begun and not taken the rows yet."""
         self._is_own_cut_wanted = False
         """Whether the task was to begin a cut by itself (rule 4), which has not taken the rows yet."""
         self._open: set[str] = set()
@@ -87,14 +89,9 @@ class CutTimes:
         sent are not committed. After one True the answer is False until a cut, or a commit by the task, has
         taken the rows.
         """
-        is_due = self.is_held and not self._is_full and not self._is_own_cut_wanted
+        is_due = self.is_held and not (self._is_full or self._is_cutting or self._is_own_cut_wanted)
         self._is_own_cut_wanted |= is_due
         return is_due
-
-    def rows_taken(self) -> None:
-        """Note that a commit by the task itself takes the rows which are in no cut."""
-        self._is_own_cut_wanted = False
-        self._row_bytes = self._row_bytes_before = 0
 
     def settled(self) -> bool:
         """Note that messages were settled (done, with their rows); return whether the task must report this.
@@ -115,25 +112,28 @@ class CutTimes:
     def cut_begins(self) -> bool:
         """Begin a cut, which takes what is settled; return whether it has begun.
 
-        It has not if two parts that the task has sent are neither committed nor dropped. Call
-        :meth:`cut_is_made` when the cut has taken the rows.
+        It has not if two parts that the task has sent are neither committed nor dropped. Its rows are taken
+        between :meth:`taking_begins` and :meth:`rows_are_taken`.
         """
         if self._is_full:
             self._is_own_cut_wanted = False
             return False
-        self._is_dirty = False
-        self._row_bytes_before = self._row_bytes
+        self._is_dirty, self._is_cutting = False, True
         return True
 
-    def cut_is_made(self) -> None:
-        """Note that the cut has taken the rows.
+    def taking_begins(self) -> None:
+        """Note that a cut, or a commit by the task itself, now takes the rows."""
+        self._row_bytes_being_taken = self._row_bytes
 
-        Rows that came since it began still count: they may be in the next part. Until now the task was held
-        if its rows had reached the limit; otherwise it could fill one part with rows for two.
+    def rows_are_taken(self) -> None:
+        """Note that a cut, or a commit by the task itself, has taken the rows.
+
+        Rows that came meanwhile still count: they may be in the next part. Until now the task was held if its
+        rows had reached the limit; otherwise it could fill one part with rows for two.
         """
-        self._is_own_cut_wanted = False
-        self._row_bytes -= self._row_bytes_before
-        self._row_bytes_before = 0
+        self._is_own_cut_wanted = self._is_cutting = False
+        self._row_bytes -= self._row_bytes_being_taken
+        self._row_bytes_being_taken = 0
 
     def sent(self, part_id: str) -> None:
         """Note that a part is on its way to the driver."""

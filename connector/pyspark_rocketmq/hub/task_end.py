@@ -321,8 +321,8 @@ class TaskControl(RangeInstructions):
         """Limit how many bytes of rows may wait in the task for a part or a commit; only for open ranges.
 
         Call this if rows reach the driver inside parts, not in files, or if the task itself commits. When the
-        rows take ``nbytes``, ``cut`` is called to send or commit them. No message is delivered until the
-        sending or the commit begins. ``cut`` is called on any thread and must not wait.
+        rows take ``nbytes``, ``cut`` is called to send or commit them. No message is delivered until a
+        part or a commit has taken the rows. ``cut`` is called on any thread and must not wait.
         """
         if self.is_open:
             self._counts_rows, self._on_full = True, cut
@@ -351,12 +351,6 @@ class TaskControl(RangeInstructions):
         if is_due:
             self._on_full()
 
-    def rows_taken(self) -> None:
-        """Note that the task itself commits all rows that were counted by :meth:`rows_grew`."""
-        with self._guard:
-            self._cuts.rows_taken()
-        self._hold_or_cut()
-
     def cut_begins(self) -> bool:
         """Note that a part is to be made of all results so far; return whether it may be made.
 
@@ -368,10 +362,15 @@ class TaskControl(RangeInstructions):
         return begins
 
     def cut_ranges(self) -> Any:
-        """Call the function that was given to :meth:`cut_with`; return its result."""
+        """Take the results of all ranges by the function that was given to :meth:`cut_with`; return them.
+
+        Deliveries that were held because of the size of their rows go on after that.
+        """
+        with self._guard:
+            self._cuts.taking_begins()
         taken = self._cutter()
         with self._guard:
-            self._cuts.cut_is_made()
+            self._cuts.rows_are_taken()
         self._hold_or_cut()
         return taken
 

@@ -257,7 +257,6 @@ class OwnCommits:
         """Commit everything that is settled; the driver gets its acks later."""
         instructions = self._instructions
         self.begins()
-        instructions.rows_taken()
         # Keep the part from other threads meanwhile: a commit takes milliseconds, and ranges, which would add
         # to the part, seldom end.
         with self._place.part() as part:
