@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import pickle
 import random
+import re
+import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -30,7 +32,7 @@ from pyspark_rocketmq.change_data.change import (
 )
 from pyspark_rocketmq.consumer.tables_listener import TablesListener
 from pyspark_rocketmq.delta.snapshot import TableSnapshot
-from pyspark_rocketmq.errors import OptionError, SinkConflict
+from pyspark_rocketmq.errors import OptionError, SchemaError, SinkConflict
 from pyspark_rocketmq.model import MessageQueue, queue_columns
 from pyspark_rocketmq.sinks.change_table import tables as tables_module
 from pyspark_rocketmq.sinks.change_table.columns import routed_columns
@@ -718,6 +720,95 @@ def _once(first: Callable[..., Any], others: Callable[..., Any]) -> Callable[...
         return (calls.pop() if calls else others)(*given)
 
     return run
+
+
+@pytest.mark.parametrize("again", [False, True], ids=["gone", "made again"])
+@pytest.mark.parametrize("later", [Operation.UPDATE, Operation.TRUNCATE])
+def test_a_table_that_is_gone_is_not_made_again(tmp_path: Path, again: bool, later: Operation) -> None:
+    """K2: its earlier rows would be missing; the error names how to go on without them."""
+    path = tmp_path / "shop" / "orders"
+    query = Query(tmp_path)
+    query.apply(sent([change(Operation.INSERT, 1, id=1, a=1), change(Operation.INSERT, 2, id=2, a=2)]))
+    shutil.rmtree(path)
+    if again:
+        DeltaTable.create(path, schema=pa.schema([("id", pa.int64()), ("a", pa.int64())]))
+    row = {"id": 1, "a": 5} if later is Operation.UPDATE else {}
+    late = [Sent(change(later, 3, ORDERS, **row), 3)]
+    with pytest.raises(SinkConflict if again else SchemaError, match=r"Put the former|put it back"):
+        query.apply(late)
+    with pytest.raises(SinkConflict, match="Put the table back") as raised:
+        Query(tmp_path).apply(late)
+    assert path.exists() is again
+    assert ("another one there" if again else "no table there") in str(raised.value)
+
+    [name] = re.findall(r"property '(\S+)'", str(raised.value))
+    DeltaTable(tmp_path / "_changes").alter.set_table_properties({name: ""}, raise_if_not_exists=False)
+    loaded = [Sent(change(Operation.INSERT, 4, id=1, a=7), 4)]
+    for _ in range(2):
+        Query(tmp_path).apply(loaded)
+    assert {key: row["a"] for key, row in table_rows(path).items()} == {1: 7}
+    assert _stored_id(tmp_path, "shop/orders") == str(DeltaTable(path).metadata().id)
+
+
+def _stored_id(folder: Path, target: str) -> str | None:
+    return DeltaTable(folder / "_changes").metadata().configuration.get(f"rocketmq.table.{target}")
+
+
+def test_a_kill_before_the_id_of_a_new_table_is_stored(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """K2: the table has no changes yet, and is the one that the next start uses."""
+    batch = sent([change(Operation.INSERT, 1, id=1, a=1)])
+    create = ChangeTable.create
+
+    def killed(table: ChangeTable, properties: Any) -> None:
+        create(table, properties)
+        raise _Killed
+
+    with monkeypatch.context() as patches:
+        patches.setattr(ChangeTable, "create", killed)
+        with pytest.raises(_Killed):
+            Query(tmp_path).apply(batch)
+    made = str(DeltaTable(tmp_path / "shop" / "orders").metadata().id)
+    assert _stored_id(tmp_path, "shop/orders") is None
+
+    Query(tmp_path).apply(batch)
+    assert table_rows(tmp_path / "shop" / "orders").keys() == {1}
+    assert _stored_id(tmp_path, "shop/orders") == made
+
+
+def test_a_kill_before_the_first_changes_of_a_new_table(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """K2: its id is stored already, so if it is deleted then, this is noticed, too."""
+    with monkeypatch.context() as patches:
+        patches.setattr(ChangeTable, "apply", _killed)
+        with pytest.raises(_Killed):
+            Query(tmp_path).apply(sent([change(Operation.INSERT, 1, id=1, a=1)]))
+    path = tmp_path / "shop" / "orders"
+    assert _stored_id(tmp_path, "shop/orders") == str(DeltaTable(path).metadata().id)
+    Query(tmp_path).apply(sent([change(Operation.INSERT, 1, id=1, a=1)]))
+    assert table_rows(path).keys() == {1}
+
+
+def _killed(*_: Any) -> Any:
+    raise _Killed
+
+
+def test_the_ids_of_many_tables_are_stored_together(tmp_path: Path) -> None:
+    """K2: in one commit of a batch, also those of tables of an earlier release; known ones need none."""
+    tables = [SourceTable("shop", None, f"t{number}") for number in range(12)]
+    batch = sent([change(Operation.INSERT, 1, table, id=1, a=1) for table in tables])
+    query = Query(tmp_path)
+    query.apply(batch)
+    # Created, the depth of its folders, the ids, the watermarks.
+    assert DeltaTable(tmp_path / "_changes").version() == 3
+    unset = {f"rocketmq.table.shop/{table.name}": "" for table in tables}
+    DeltaTable(tmp_path / "_changes").alter.set_table_properties(unset, raise_if_not_exists=False)
+    for offset in (20, 40):
+        Query(tmp_path).apply([Sent(each.change, each.offset + offset) for each in batch])
+    assert DeltaTable(tmp_path / "_changes").version() == 4 + 2 + 1
+    assert all(_stored_id(tmp_path, f"shop/{table.name}") for table in tables)
 
 
 def test_two_keys_in_the_first_batch(tmp_path: Path) -> None:

@@ -385,14 +385,14 @@ def bad_changes_error(place: str, bad: pa.Table) -> SinkConflict:
 def keep_properties(table: TableSnapshot, wanted: Mapping[str, str]) -> Mapping[str, str]:
     """Give a table those of the ``wanted`` properties that it lacks, and return all its properties.
 
-    Properties that the table has already keep their values.
+    Properties that the table has already keep their values, unless these are empty.
 
     Raises:
         FileExistsError: If another commit came first, or may have.
         DeltaError, OSError: If the commit failed, or if its outcome is unknown.
     """
     stored = table.form().configuration
-    lacking = {name: value for name, value in wanted.items() if name not in stored}
+    lacking = {name: value for name, value in wanted.items() if not stored.get(name)}
     if not lacking:
         return stored
     begun_at = table.version

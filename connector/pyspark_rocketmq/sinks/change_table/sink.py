@@ -355,13 +355,22 @@ class ChangeTable(DeltaSink):
 
         return commit_on_top(f"properties path={masked(self.path)}", follow, sleep=self._sleep)
 
+    def stored_id(self) -> str | None:
+        """Return the id of the table; None if there is no table.
+
+        Raises:
+            DeltaError, OSError: If the storage does not answer.
+        """
+        handle = self._table.home.open()
+        return None if handle is None else handle.log.table.table_id
+
     def exists(self) -> bool:
         """Return whether there is a table.
 
         Raises:
             DeltaError, OSError: If the storage does not answer.
         """
-        return self._table.home.open() is not None
+        return self.stored_id() is not None
 
     def create(self, properties: Mapping[str, str]) -> None:
         """Create the table with these properties if it is missing; otherwise add columns that it lacks.
@@ -382,8 +391,8 @@ class ChangeTable(DeltaSink):
 
         Raises:
             SinkConflict: If changes cannot be applied and ``bad_changes`` stops at them, if the positions in
-                the source's log cannot be compared with the table's, or if a row would have null where its
-                column forbids it.
+                the source's log cannot be compared with the table's, if a row would have null where its
+                column forbids it, or if the table is another one than when it was opened.
             SchemaError: If there is no table.
             DeltaError, OSError: If the storage does not answer.
         """
@@ -395,6 +404,12 @@ class ChangeTable(DeltaSink):
         commit_on_top(f"changes path={masked(self.path)}", follow, sleep=self._sleep)
 
     def _apply(self, changes: ChangeRows, handle: SinkHandle) -> None:
+        if self._table.table_id not in (None, handle.log.table.table_id):
+            raise SinkConflict(
+                f"The Delta table {self.path} was replaced by another one while the query was running, and "
+                "its earlier changes may be missing. Nothing was added. Put the former table back, and start "
+                "the query again."
+            )
         appender = handle.appender
         assert isinstance(appender, ChangeAppender)
         appender.add_new_columns(changes)

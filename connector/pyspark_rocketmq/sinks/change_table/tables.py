@@ -77,6 +77,11 @@ _SOURCE: Final = "rocketmq.source"
 """Property of a table with the source of its rows (``Routed.source``)."""
 _FOLDERS: Final = "rocketmq.folders"
 """Property of the table with the watermarks: how many folders below the sink's folder each table is."""
+_TABLE: Final = "rocketmq.table."
+"""Prefix of properties of the table with the watermarks: by target, the id of its table.
+
+It is stored after the table is made, but before the table gets its first changes.
+"""
 _COLUMNS: Final = pa.schema([pa.field("target", pa.string())])
 """Columns of the table with the watermarks, which has no rows."""
 _MOST_OPEN: Final = 500
@@ -254,13 +259,13 @@ class ChangeTables(DeltaSink):
 
         Args:
             changes: Changes of all tables.
-            watermarks: The table with the watermarks. One of its properties stores how many folders below the
-                sink's folder every table is.
+            watermarks: The table with the watermarks. Its properties store how many folders below the sink's
+                folder every table is, and the ids of the tables.
 
         Raises:
-            SinkConflict: For the reasons of ``ChangeTable.apply``; or if a table's key is unknown or has
-                changed, if rows of two tables of the source would replace each other, or if a table would
-                lie within another one.
+            SinkConflict: For the reasons of ``ChangeTable.apply``; or if a table is gone or another one, if
+                its key is unknown or has changed, if rows of two tables of the source would replace each
+                other, or if a table would lie within another one.
             FileExistsError: If another commit to ``watermarks`` came first.
             DeltaError, OSError: If the storage does not answer.
         """
@@ -269,11 +274,17 @@ class ChangeTables(DeltaSink):
         with tempfile.TemporaryDirectory() as spool:
             own_rows = (rows.filter(_is_of_target(rows)) for rows in changes.tables())
             split = split_by_target(own_rows, f"{spool}/changes.arrow")
-            split = {target: own for target, own in split.items() if own.has_rows or self._has(target)}
+            ids = _ids_in(watermarks)
+            split = {target: own for target, own in split.items() if own.has_rows or self._has(target, ids)}
             folders = {_FOLDERS: self._folders_below(split, watermarks)}
             keep = partial(keep_properties, watermarks, folders)
-            for target, own in split.items():
-                self._table_of(target, own, keep).apply(own)
+            targets = list(split)
+            for first in range(0, len(targets), _MOST_OPEN):
+                some = targets[first : first + _MOST_OPEN]
+                opened = {target: self._table_of(target, split[target], keep, ids) for target in some}
+                keep_properties(watermarks, {_TABLE + target: each.id for target, each in opened.items()})
+                for target, each in opened.items():
+                    each.table.apply(split[target])
 
     def _folders_below(self, targets: Collection[str], watermarks: TableSnapshot) -> str:
         """Return how many folders below the sink's folder its tables are, as text; empty without tables.
@@ -302,20 +313,43 @@ class ChangeTables(DeltaSink):
             if len(bad):
                 yield bad
 
-    def _has(self, target: str) -> bool:
+    def _has(self, target: str, ids: Mapping[str, str]) -> bool:
         """Return whether a table has had changes. Before, it has no columns that a statement could drop."""
         table = self._table_with(f"{self._folder}/{target}", ["id"])
-        return target in self._opened or _KEYS in table.stored_properties()
+        return target in self._opened or target in ids or _KEYS in table.stored_properties()
 
-    def _table_of(self, target: str, changes: TargetChanges, keep: Callable[[], object]) -> ChangeTable:
+    def _table_of(
+        self, target: str, changes: TargetChanges, keep: Callable[[], object], ids: Mapping[str, str]
+    ) -> _Opened:
         opened = self._opened.pop(target, None)
         if opened is None:
+            if target in ids:
+                self._check_id(target, ids[target])
             opened = self._open(f"{self._folder}/{target}", changes, keep)
         opened.check(changes)
         self._opened[target] = opened
         while len(self._opened) > _MOST_OPEN:
             self._opened.popitem(last=False)
-        return opened.table
+        return opened
+
+    def _check_id(self, target: str, known: str) -> None:
+        """Refuse to go on if the table with the id ``known``, which has earlier changes, is not at its place.
+
+        Raises:
+            SinkConflict: If the table is gone, or if there is another one.
+        """
+        path = f"{self._folder}/{target}"
+        found = self._table_with(path, ["id"]).stored_id()
+        if found != known:
+            now = "no table there" if found is None else f"another one there, with the id {found}"
+            raise SinkConflict(
+                f"The Delta table {masked(path)} with the id {known} has the changes consumed so far, but "
+                f"there is {now}. Put the table back. Or go on without its earlier rows: remove the "
+                f"property '{_TABLE}{target}' of the Delta table {masked(self.path)} (ALTER TABLE ... UNSET "
+                "TBLPROPERTIES, or set it to ''), start the query, and let the source send all rows of its "
+                "table again (a snapshot). Or start the query with another folder, and consume all messages "
+                "again."
+            )
 
     def _open(self, path: str, changes: TargetChanges, keep: Callable[[], object]) -> _Opened:
         """Open a table, or create it with the columns of its first changes.
@@ -332,15 +366,17 @@ class ChangeTables(DeltaSink):
             )
         source = stored.get(_SOURCE, min(changes.sources))
         # Check first: of changes with two keys or sources, a new table would take one key and source.
-        _Opened(self._table_with(path, keys), source).check(changes)
+        _Opened(self._table_with(path, keys), source, "").check(changes)
         keep()
         wanted = {_KEYS: json.dumps(keys), _SOURCE: source}
         table = self._made(path, keys, wanted, changes)
+        # Prepared, so it has its id.
+        table_id = table.place
         kept = table.keep_properties(wanted)
         if kept[_KEYS] != wanted[_KEYS]:
             # Another member has created the table meanwhile, with another key.
             table = self._table_with(path, json.loads(kept[_KEYS]))
-        return _Opened(table, kept[_SOURCE])
+        return _Opened(table, kept[_SOURCE], table_id)
 
     def _made(
         self, path: str, keys: Sequence[str], properties: Mapping[str, str], changes: TargetChanges
@@ -385,6 +421,8 @@ class _Opened:
     table: ChangeTable
     source: str
     """The source's table as a JSON list of names, or ``*`` if several tables are merged into this one."""
+    id: str
+    """The Delta table's id; empty before it is made."""
 
     def check(self, changes: TargetChanges) -> None:
         """Refuse changes of another table of the source, or with another key.
@@ -408,6 +446,12 @@ class _Opened:
                 f"The key of {path} is {self.table.keys}, but changes have {found}. Name one key for it "
                 "(keys=…), or load the source's table into a new one: a route with another target."
             )
+
+
+def _ids_in(watermarks: TableSnapshot) -> dict[str, str]:
+    """Return the stored ids of tables, by target; an operator may have made some empty, to begin again."""
+    stored = watermarks.form().configuration.items()
+    return {name.removeprefix(_TABLE): each for name, each in stored if name.startswith(_TABLE) and each}
 
 
 def _is_of_target(rows: pa.Table) -> pa.ChunkedArray:
