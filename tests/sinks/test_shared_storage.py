@@ -9,9 +9,13 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from pyspark_rocketmq.consumer.preparation import check_and_prepare, folders_of_tables, table_places
 from pyspark_rocketmq.errors import OptionError, StorageNotShared
 from pyspark_rocketmq.offsets.delta import DeltaOffsetStore
+from pyspark_rocketmq.sinks.base import Sink
+from pyspark_rocketmq.sinks.change_table.tables import ChangeTables
 from pyspark_rocketmq.sinks.delta.sink import DeltaSink
+from pyspark_rocketmq.sinks.multi import MultiSink
 from pyspark_rocketmq.sinks.shared_storage import check_not_nested, check_shared, normal_place
 
 
@@ -71,6 +75,60 @@ def test_tables_in_one_place_or_within_each_other_are_refused(sink: str, store: 
 )
 def test_tables_beside_each_other_or_in_a_hidden_folder_are_taken(sink: str, store: str) -> None:
     check_not_nested({"sink": sink, "offset_store": store})
+
+
+def _check(sinks: list[Sink], store: str) -> None:
+    sink = MultiSink(sinks) if sinks[1:] else sinks[0]
+    check_not_nested(table_places(sink, DeltaOffsetStore(store)), folders_of_tables(sink))
+
+
+def _change_tables(folder: str) -> ChangeTables:
+    return ChangeTables(folder, envelope="canal", source_time_zone="UTC")
+
+
+@pytest.mark.parametrize(
+    ("folder", "store", "problem"),
+    [
+        ("/lake", "/lake", "are one place"),
+        ("/lake/shop", "/lake/../lake/shop", "are one place"),
+        ("/lake", "/lake/shop", r"lie within .* at any place below /lake, .* at /lake/shop removes"),
+        ("/lake", "/lake/shop/orders", r"lie within .* at /lake/shop/orders removes"),
+        ("s3://lake/a", "s3a://lake/a/b/_offsets", "lie within .* at any place below s3://lake/a"),
+        ("/lake/shop", "/lake", r"VACUUM of the outer table \(/lake\)"),
+    ],
+)
+def test_a_table_at_a_place_for_change_tables_is_refused(folder: str, store: str, problem: str) -> None:
+    """H8: the change tables lie anywhere below their folder, so its VACUUM could remove their files."""
+    with pytest.raises(
+        OptionError, match=rf"offset_store='{store}' and change tables='{folder}' .*{problem}"
+    ):
+        _check([_change_tables(folder)], store)
+
+
+def test_other_sinks_at_a_place_for_change_tables_are_refused() -> None:
+    """H8: such as another sink's change tables; two of these may be beside each other."""
+    whole = _change_tables("/lake")
+    pairs: list[list[Sink]] = [[DeltaSink("/lake/shop"), whole], [whole, _change_tables("/lake/shop")]]
+    for sinks in pairs:
+        with pytest.raises(OptionError, match=r"at any place below /lake, .* at /lake/shop removes"):
+            _check(sinks, "/offsets")
+    _check([DeltaSink("/shop"), _change_tables("/lake"), _change_tables("/lake2")], "/offsets")
+
+
+def test_a_query_with_a_table_at_a_place_for_change_tables_does_not_start() -> None:
+    """H8: it ends before it asks a broker or makes a table."""
+    nothing: Any = None
+    store, sink = DeltaOffsetStore("/lake/shop"), _change_tables("/lake")
+    with pytest.raises(OptionError, match="at any place below /lake"):
+        check_and_prepare(nothing, nothing, store, sink, nothing, is_orderly=True)
+
+
+@pytest.mark.parametrize("store", ["/lake/_offsets", "/lake/.offsets", "/lake_offsets", "/other/lake"])
+def test_a_table_beside_change_tables_or_in_a_hidden_folder_of_theirs_is_taken(store: str) -> None:
+    """H8: only their table of watermarks counts for the check of shared folders."""
+    sink = _change_tables("/lake")
+    _check([sink], store)
+    assert sink.folders == ("/lake/_changes",)
 
 
 class Session:

@@ -26,6 +26,7 @@ from pyspark_rocketmq.options.read import ReadOptions
 from pyspark_rocketmq.options.store_spec import StoreKind, StoreSpec
 from pyspark_rocketmq.sinks.base import (
     CommitsGroups,
+    KeepsTablesBelow,
     PreparesForManyCommits,
     Sink,
     UsesSession,
@@ -73,7 +74,8 @@ def check_and_prepare(
         RocketMQError: If the query cannot run; see ``PushConsumer.start``.
     """
     tables = table_places(sink, store)
-    check_not_nested(tables)
+    folders = folders_of_tables(sink)
+    check_not_nested(tables, folders)
     # Check the topics before a table or folder is made, so that nothing is left behind after an error.
     key = offset_key(options)
     check_topics(options, lambda topic: _brokers_of(topic, key, store))
@@ -92,7 +94,7 @@ def check_and_prepare(
         note_sink_ahead(store, sink, key)
         # By now the folders of tables named in a catalog are known.
         found = table_places(sink, store)
-        check_not_nested(found)
+        check_not_nested(found, folders)
         check(spark, {name: path for name, path in found.items() if path not in tables.values()})
 
 
@@ -155,6 +157,15 @@ def table_places(sink: Sink | None, store: OffsetStore) -> dict[str, str]:
     tables = {"sink" if number == 1 else f"sink {number}": path for number, path in enumerate(paths, 1)}
     spec = StoreSpec.parse(store.spec)
     return tables if spec.kind is not StoreKind.DELTA else tables | {"offset_store": spec.place}
+
+
+def folders_of_tables(sink: Sink | None) -> dict[str, str]:
+    """Return the folders below which sinks keep tables, by names for errors, as ``change tables``."""
+    sinks = () if sink is None else single_sinks(sink)
+    folders = [each.tables_folder for each in sinks if isinstance(each, KeepsTablesBelow)]
+    return {
+        f"change tables{'' if number == 1 else f' {number}'}": path for number, path in enumerate(folders, 1)
+    }
 
 
 def _brokers_of(topic: str, key: str, store: OffsetStore) -> set[str]:

@@ -468,6 +468,16 @@ class WritesFolders(Protocol):
 
 
 @runtime_checkable
+class KeepsTablesBelow(Protocol):
+    """A sink with tables at any places below a folder; a query checks that it has no other tables there."""
+
+    @property
+    def tables_folder(self) -> str:
+        """Path or URI of the folder that the tables are in."""
+        ...
+
+
+@runtime_checkable
 class UsesSession(Protocol):
     """A sink that uses the query's SparkSession on the driver."""
 

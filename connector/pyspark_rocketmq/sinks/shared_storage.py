@@ -11,10 +11,11 @@ import os
 import posixpath
 import socket
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from itertools import combinations
 from pathlib import Path
+from types import MappingProxyType
 from typing import Final
 
 import pyarrow as pa
@@ -27,7 +28,9 @@ from pyspark_rocketmq.spark.session import ask_executors
 logger = logging.getLogger(__name__)
 
 _HIDDEN: Final = ("_", ".")
-"""First characters of the names of folders that Delta's VACUUM ignores."""
+"""Prefixes of names of folders that Delta's VACUUM ignores."""
+_NO_FOLDERS: Final[Mapping[str, str]] = MappingProxyType({})
+"""No folders with tables below them."""
 
 
 def normal_place(path: str) -> str:
@@ -43,32 +46,44 @@ def normal_place(path: str) -> str:
     return f"{scheme}://{posixpath.normpath(rest)}"
 
 
-def check_not_nested(places: Mapping[str, str]) -> None:
+def check_not_nested(places: Mapping[str, str], folders: Mapping[str, str] = _NO_FOLDERS) -> None:
     """Refuse tables at the same place, and a table within another one whose VACUUM would remove its files.
 
     Args:
-        places: Paths or URIs as the user wrote them. The keys name them in the error, such as an option.
+        places: Paths or URIs of tables as the user wrote them. The keys name them in the error, such as an
+            option.
+        folders: Folders that have tables of a sink at any place below them, in the same form.
 
     Raises:
         OptionError: If two tables lie so; it names every such pair.
     """
+    wide = {normal_place(folder) for folder in folders.values()}
     problems = tuple(
-        f"{one}={first!r} and {other}={second!r} {_relation(normal_place(first), normal_place(second))}"
-        for (one, first), (other, second) in combinations(places.items(), 2)
-        if _relation(normal_place(first), normal_place(second))
+        f"{one}={first!r} and {other}={second!r} {problem}"
+        for (one, first), (other, second) in combinations({**places, **folders}.items(), 2)
+        if (problem := _relation(normal_place(first), normal_place(second), wide))
     )
     if problems:
         raise OptionError(problems, where="query tables")
 
 
-def _relation(one: str, other: str) -> str:
-    """Describe what is wrong with two places; empty if nothing is."""
+def _relation(one: str, other: str, wide: Collection[str]) -> str:
+    """Describe what is wrong with two places; empty if nothing is.
+
+    ``wide``: places with tables at any place below them.
+    """
     if one == other:
         return "are one place; give each table a folder of its own"
     outer, inner = sorted((one, other), key=len)
     within = inner.removeprefix(outer.rstrip("/") + "/")
     if within == inner or within.startswith(_HIDDEN):
         return ""
+    if outer in wide:
+        return (
+            f"lie within each other: tables can be at any place below {outer}, and VACUUM of a table at "
+            f"{inner} removes those within it; put it beside {outer}, or into a folder there whose name "
+            "begins with _"
+        )
     return (
         f"lie within each other: VACUUM of the outer table ({outer}) removes files that are not in its log, "
         "such as those of the inner one; put them beside each other, or the inner one into a folder whose "

@@ -201,6 +201,11 @@ class ChangeTables(DeltaSink):
         return PathHome(table_uri(path), storage, partial(TablesAppender, tables=self))
 
     @property
+    def tables_folder(self) -> str:
+        """The folder or URI below which the tables are."""
+        return self._folder
+
+    @property
     def envelope(self) -> Envelope:
         """The envelope: the object that reads the changes in a message."""
         return self._envelope
