@@ -39,6 +39,7 @@ from pyspark_rocketmq.sinks.change_table.columns import routed_columns
 from pyspark_rocketmq.sinks.change_table.sink import ChangeTable
 from pyspark_rocketmq.sinks.change_table.split import split_by_target
 from pyspark_rocketmq.sinks.change_table.tables import ChangeTables
+from pyspark_rocketmq.sinks.delta.table import MANY_COMMITS
 from pyspark_rocketmq.wire.columnar.schema import POSITION_FIELDS
 from tests.change_data.model_database import ModelDatabase, Sent, sent, shuffled
 from tests.helpers.sink_rows import GROUP, Q0, Q1, files_of
@@ -809,6 +810,41 @@ def test_the_ids_of_many_tables_are_stored_together(tmp_path: Path) -> None:
         Query(tmp_path).apply([Sent(each.change, each.offset + offset) for each in batch])
     assert DeltaTable(tmp_path / "_changes").version() == 4 + 2 + 1
     assert all(_stored_id(tmp_path, f"shop/{table.name}") for table in tables)
+
+
+@pytest.mark.parametrize("is_sent", [False, True], ids=["here", "on a server"])
+def test_in_real_time_every_table_has_a_short_log(tmp_path: Path, is_sent: bool) -> None:
+    """K2: each table gets up to two commits a second, and is made after the query's start."""
+    query = Query(tmp_path)
+    query.sink.expect_many_commits()
+    if is_sent:
+        query.sink = pickle.loads(pickle.dumps(query.sink))
+        assert query.sink._table.properties == MANY_COMMITS
+        query.sink.prepare(_SCHEMA)
+    query.apply(sent([change(Operation.INSERT, 1, id=1, a=1)]))
+    properties = DeltaTable(tmp_path / "shop" / "orders").metadata().configuration
+    assert properties == {
+        **MANY_COMMITS,
+        "rocketmq.keys": '["id"]',
+        "rocketmq.source": '["shop", null, "orders"]',
+    }
+
+
+def test_in_real_time_a_table_with_a_long_log_is_reported_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """K2: by a warning when it is opened first."""
+    monkeypatch.setattr(tables_module, "_MOST_OPEN", 1)
+    users = SourceTable("shop", None, "users")
+    rows = sent([change(Operation.INSERT, 1, id=1, a=1), change(Operation.INSERT, 1, users, id=1, a=1)])
+    Query(tmp_path).apply(rows)
+    query = Query(tmp_path)
+    query.sink.expect_many_commits()
+    for offset in (2, 4):
+        query.apply([Sent(row.change, row.offset + offset) for row in rows])
+    warnings = [each for each in caplog.messages if "SET TBLPROPERTIES" in each]
+    assert len(warnings) == 2
+    assert all(name in each for name in MANY_COMMITS for each in warnings)
 
 
 def test_two_keys_in_the_first_batch(tmp_path: Path) -> None:

@@ -375,16 +375,19 @@ class ChangeTable(DeltaSink):
     def create(self, properties: Mapping[str, str]) -> None:
         """Create the table with these properties if it is missing; otherwise add columns that it lacks.
 
+        A new table also gets the properties of :meth:`expect_many_commits` if that was called.
+
         Raises:
             RocketMQError: For the reasons of :meth:`prepare`.
             DeltaError, OSError: If the storage does not answer.
         """
+        expected = self._table.properties
         if not self.exists():
-            self._table.properties = properties
+            self._table.properties = {**expected, **properties}
         try:
             self.prepare(change_schema(self.table_columns()))
         finally:
-            self._table.properties = {}
+            self._table.properties = expected
 
     def apply(self, changes: ChangeRows) -> None:
         """Commit the effect of changes, without watermarks: if they are applied again, nothing changes.

@@ -170,6 +170,9 @@ class ChangeTables(DeltaSink):
         self._envelope = given_envelope(envelope, self._envelope_options)
         self._today = today
         self._opened = OrderedDict[str, _Opened]()
+        self._gets_many_commits = False
+        self._checked_logs: set[str] = set()
+        """Paths of existing tables that were checked for properties that keep their logs short."""
         super().__init__(
             f"{self._folder}/{_WATERMARKS}",
             merge_keys=_COLUMNS.names,
@@ -180,7 +183,8 @@ class ChangeTables(DeltaSink):
 
     def __reduce__(self) -> tuple[object, ...]:
         secret = {"mask_salt": self._salt, "storage_options": self._table.storage}
-        return partial(ChangeTables, self._folder, **(self._settings() | secret)), ()
+        made = partial(ChangeTables, self._folder, **(self._settings() | secret))
+        return (partial(_for_many_commits, made) if self._gets_many_commits else made), ()
 
     def __repr__(self) -> str:
         settings = ", ".join(f"{name}={value!r}" for name, value in self._settings().items())
@@ -218,6 +222,14 @@ class ChangeTables(DeltaSink):
     def setting(self, name: str) -> str:
         """Return ``order``, ``deletes``, ``truncates``, ``bad_changes`` or ``schema_changes`` as chosen."""
         return self._chosen[name]
+
+    def expect_many_commits(self) -> None:
+        """Give new tables, also those that are created later, properties that keep their logs short.
+
+        For each table that exists and lacks one of these properties, a warning is logged when it is opened.
+        """
+        super().expect_many_commits()
+        self._gets_many_commits = True
 
     def prepare(self, schema: pa.Schema) -> None:  # noqa: ARG002 - tables have columns of their own
         """Create the table with the watermarks if it is missing, and check it.
@@ -388,10 +400,15 @@ class ChangeTables(DeltaSink):
     ) -> ChangeTable:
         table = self._table_with(path, keys)
         if table.exists():
+            if self._gets_many_commits and path not in self._checked_logs:
+                self._checked_logs.add(path)
+                table.expect_many_commits()
             table.create({})
             return table
         columns = columns_to_add(changes.carrying(), (), keys)
         made = self._table_with(path, keys, fields_of(columns))
+        if self._gets_many_commits:
+            made.expect_many_commits()
         try:
             made.create(properties)
         except SchemaError:
@@ -417,6 +434,12 @@ class ChangeTables(DeltaSink):
             today=self._today,
             sleep=self._sleep,
         )
+
+
+def _for_many_commits(made: Callable[[], ChangeTables]) -> ChangeTables:
+    tables = made()
+    tables.expect_many_commits()
+    return tables
 
 
 @dataclass(frozen=True)
