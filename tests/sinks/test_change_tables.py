@@ -9,6 +9,7 @@ import re
 import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -30,20 +31,24 @@ from pyspark_rocketmq.change_data.change import (
     SourceTable,
     SourceType,
 )
+from pyspark_rocketmq.cli.offsets.change import SinkWatermarks
 from pyspark_rocketmq.consumer.tables_listener import TablesListener
 from pyspark_rocketmq.delta.snapshot import TableSnapshot
 from pyspark_rocketmq.errors import OptionError, SchemaError, SinkConflict
 from pyspark_rocketmq.model import MessageQueue, queue_columns
+from pyspark_rocketmq.sinks.against_offsets import recorded_sinks
 from pyspark_rocketmq.sinks.change_table import tables as tables_module
 from pyspark_rocketmq.sinks.change_table.columns import routed_columns
 from pyspark_rocketmq.sinks.change_table.sink import ChangeTable
 from pyspark_rocketmq.sinks.change_table.split import split_by_target
 from pyspark_rocketmq.sinks.change_table.tables import ChangeTables
+from pyspark_rocketmq.sinks.delta.sink import DeltaSink
 from pyspark_rocketmq.sinks.delta.table import MANY_COMMITS
 from pyspark_rocketmq.wire.columnar.schema import POSITION_FIELDS
 from tests.change_data.model_database import ModelDatabase, Sent, sent, shuffled
 from tests.helpers.sink_rows import GROUP, Q0, Q1, files_of
-from tests.sinks.change_rows import table_rows
+from tests.sinks.change_rows import apply as apply_changes
+from tests.sinks.change_rows import change_table, table_rows
 
 _TYPES = {name: SourceType("bigint(20)", Kind.LONG) for name in ("id", "a", "b", "c", "d")}
 _SCHEMA = pa.schema([*POSITION_FIELDS, *routed_columns()])
@@ -845,6 +850,41 @@ def test_in_real_time_a_table_with_a_long_log_is_reported_once(
     warnings = [each for each in caplog.messages if "SET TBLPROPERTIES" in each]
     assert len(warnings) == 2
     assert all(name in each for name in MANY_COMMITS for each in warnings)
+
+
+@pytest.mark.parametrize("kind", ["one table", "versions", "several tables"])
+def test_offsets_are_moved_back_to_and_before_a_change_table(tmp_path: Path, kind: str) -> None:
+    """K2: its rows cannot be counted by offsets, and consuming them again doubles none."""
+    moment = datetime(2026, 1, 1, tzinfo=UTC)
+    batch = sent([replace(change(Operation.INSERT, 1, id=1, a=1), source_time=moment)])
+    path = tmp_path / ("_changes" if kind == "several tables" else "one")
+
+    def made() -> ChangeTable | ChangeTables:
+        if kind == "several tables":
+            return Query(tmp_path).sink
+        return change_table(path, stored_as_scd_type=2 if kind == "versions" else 1)
+
+    sink = made()
+    if isinstance(sink, ChangeTables):
+        Query(tmp_path).apply(batch)
+    else:
+        apply_changes(sink, batch)
+    watermarks = SinkWatermarks(str(path))
+    move: Any = SimpleNamespace(queue=Q0, target=0, is_below_watermark=True, row=None)
+    assert watermarks.problem(GROUP, [move]) is None
+    watermarks.rewind(GROUP, {Q0: 0})
+    assert watermarks.of(GROUP, {Q0: 0}) == {Q0: 0}
+
+    store = rmq.DeltaOffsetStore(tmp_path / "_offsets")
+    store.reset(GROUP, {Q0: 5})
+    known = recorded_sinks(sink.standings(GROUP, {Q0: 0}))
+    rows_by_queue = {Q0: store.read(GROUP)[Q0]._replace(sinks=known, batch_id=3)}
+    shutil.rmtree(path)
+    again = made()
+    assert watermarks.lost(GROUP, rows_by_queue) == {Q0: 0}
+    [standing] = again.standings(GROUP, {Q0: 0})
+    assert standing.merges_changes
+    assert DeltaSink(path).standings(GROUP, {Q0: 0}) == (standing,)
 
 
 def test_two_keys_in_the_first_batch(tmp_path: Path) -> None:

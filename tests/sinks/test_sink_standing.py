@@ -120,6 +120,20 @@ def test_a_table_that_was_rewritten_may_have_all_rows() -> None:
 
 
 @pytest.mark.parametrize("identity", ["table-1", "table-2"])
+@pytest.mark.parametrize("generation", [0, 1])
+def test_consuming_again_doubles_no_row_of_a_change_table(identity: str, generation: int) -> None:
+    """H7, H10: its rows have no offsets, and changes are merged by their positions."""
+    found = row(Q0, 12, LAKE)._replace(generation=generation)
+
+    text = refusal(rows(found), LAKE._replace(identity=identity, watermarks={}, merges_changes=True))
+
+    assert "queueOffset" not in text
+    assert "twice" not in text
+    assert "If the rows are in /lake/orders after all" in text
+    assert "(1) changes nothing in them" in text
+
+
+@pytest.mark.parametrize("identity", ["table-1", "table-2"])
 def test_a_sink_without_a_path_may_have_all_rows_too(identity: str) -> None:
     """H7, H10: a catalog's table whose commits of the group were cleaned up; a database's table, made again."""
     named = SinkStanding("main.shop.orders", "table-1", {})

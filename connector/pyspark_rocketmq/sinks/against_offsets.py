@@ -57,6 +57,8 @@ class SinkStanding(NamedTuple):
 
     The sink counts as having all rows of the named generation of these queues.
     """
+    merges_changes: bool = False
+    """Whether changes are merged by positions of their own; then no row is doubled by consuming again."""
 
 
 def with_newest(standing: SinkStanding, newest: Mapping[MessageQueue, str]) -> SinkStanding:
@@ -346,6 +348,11 @@ def _if_rows_are_there(consumer_group: str, gap: SinkGap) -> str:
         )
     else:
         why = "perhaps only its watermarks are gone"
+    if gap.standing.merges_changes:
+        return (
+            f" If the rows are in {_place(gap)} after all ({why}), (1) changes nothing in them: changes are "
+            "merged by their positions in the source's log."
+        )
     check = f" First check whether the rows are in {_place(gap)} after all: {why}."
     if gap.begun_again:
         # A rewind would set the watermarks of an earlier generation.

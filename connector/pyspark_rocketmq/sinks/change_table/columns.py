@@ -52,6 +52,8 @@ The sink adds columns with these names to a table, or to changes while they are 
 """
 _PREFIX: Final = "of_"
 """Prefix of the table's columns in rows of changes, so that their names differ from other columns' there."""
+ONLY_COLUMN: Final = "target"
+"""The only column of the table with the watermarks of ``ChangeTables``, which has no rows."""
 
 
 def change_columns(table: Iterable[pa.Field]) -> list[pa.Field]:

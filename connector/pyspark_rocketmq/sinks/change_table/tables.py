@@ -46,7 +46,7 @@ from pyspark_rocketmq.errors import OptionError, SchemaError, SinkConflict
 from pyspark_rocketmq.model import MessageQueue
 from pyspark_rocketmq.sinks.change_table.batch_changes import FINAL, bad_changes_error, keep_properties
 from pyspark_rocketmq.sinks.change_table.change_files import FileChanges
-from pyspark_rocketmq.sinks.change_table.columns import PROBLEM, SCHEMA, routed_columns
+from pyspark_rocketmq.sinks.change_table.columns import ONLY_COLUMN, PROBLEM, SCHEMA, routed_columns
 from pyspark_rocketmq.sinks.change_table.compaction import OPERATION
 from pyspark_rocketmq.sinks.change_table.new_columns import columns_to_add, fields_of
 from pyspark_rocketmq.sinks.change_table.side_tables import BAD_CHANGES, BadChanges
@@ -82,7 +82,7 @@ _TABLE: Final = "rocketmq.table."
 
 It is stored after the table is made, but before the table gets its first changes.
 """
-_COLUMNS: Final = pa.schema([pa.field("target", pa.string())])
+_COLUMNS: Final = pa.schema([pa.field(ONLY_COLUMN, pa.string())])
 """Columns of the table with the watermarks, which has no rows."""
 _MOST_OPEN: Final = 500
 """Maximum number of tables that are kept open."""

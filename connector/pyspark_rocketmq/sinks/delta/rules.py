@@ -14,6 +14,8 @@ from pyspark_rocketmq.delta.features import PARTITION_TYPES, writable_columns
 from pyspark_rocketmq.delta.table import TableForm, column_differences, sql_literal
 from pyspark_rocketmq.errors import OptionError, SchemaError
 from pyspark_rocketmq.model import MESSAGE_COLUMNS, POSITION_COLUMNS, MessageQueue
+from pyspark_rocketmq.sinks.change_table.columns import ONLY_COLUMN
+from pyspark_rocketmq.sinks.change_table.compaction import POSITION
 
 Q = TypeVar("Q")
 V = TypeVar("V")
@@ -165,6 +167,16 @@ def check_characters(path: str, schema_json: str) -> None:
             "output schema, or create the table in Spark with column mapping (TBLPROPERTIES "
             "('delta.columnMapping.mode' = 'name')), for which Spark's writer adds the rows."
         )
+
+
+def merges_changes(columns: Iterable[str]) -> bool:
+    """Return whether a table with these columns is a change table, or has the watermarks of some.
+
+    Changes are merged by their positions in the source's log, so consuming them again doubles no row. The
+    rows do not have the positions of their messages.
+    """
+    names = list(columns)
+    return POSITION in names or names == [ONLY_COLUMN]
 
 
 def rows_condition(queue: MessageQueue, begin: int, quote: str = '"') -> str:

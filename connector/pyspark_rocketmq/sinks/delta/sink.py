@@ -49,6 +49,7 @@ from pyspark_rocketmq.sinks.delta.rules import (
     NEWER_ROWS_ONLY,
     SinkCommit,
     app_id,
+    merges_changes,
     rows_condition,
     superseded,
 )
@@ -301,10 +302,13 @@ class DeltaSink:
         self, log: SinkLog, watermarks: Mapping[MessageQueue, int], later: frozenset[MessageQueue]
     ) -> SinkStanding:
         name, path = masked(self._table.home.place), masked(self._table.home.command_path)
-        return SinkStanding(name, log.table.table_id, watermarks, path, later=later)
+        merges = merges_changes(column.name for column in log.table.form().columns)
+        return SinkStanding(name, log.table.table_id, watermarks, path, later=later, merges_changes=merges)
 
     def count_rows(self, from_offsets: Mapping[MessageQueue, int]) -> int | None:
         """Count the rows of these queues, from each queue's offset on; return None for a table by name.
+
+        Return 0 for a change table: its rows cannot be added twice.
 
         Raises:
             OffsetError: If the table cannot be read.

@@ -51,6 +51,7 @@ from pyspark_rocketmq.sinks.delta.rules import (
     check_characters,
     check_columns,
     check_wanted,
+    merges_changes,
 )
 from pyspark_rocketmq.sinks.delta.sink_log import SinkLog, log_of
 from pyspark_rocketmq.sinks.delta.spark_writer import (
@@ -443,10 +444,13 @@ class SinkTable:
         return reasons
 
     def count_rows(self, where: str) -> int:
-        """Count the rows for which the SQL condition ``where`` is true."""
+        """Count the rows for which the SQL condition ``where`` is true; return 0 for a change table."""
         self.storage.renew()
+        table = open_table(self.path, self.storage)
+        if merges_changes(field.name for field in table.schema().fields):
+            return 0
         sql = f"SELECT count(*) AS found FROM rows WHERE {where}"  # noqa: S608 - quoted literals
-        [count] = query_rows(open_table(self.path, self.storage), sql).column("found").to_pylist()
+        [count] = query_rows(table, sql).column("found").to_pylist()
         return int(count)
 
     def newest(self) -> SinkHandle:
