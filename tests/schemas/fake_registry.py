@@ -128,19 +128,23 @@ def first(count: int, reaction: Reaction) -> Reaction:
     return react
 
 
-def drips(handler: _Handler) -> bool:
+def drips(status: int) -> Reaction:
     """Begin an answer that does not end."""
-    handler.send_response(200)
-    handler.send_header("Content-Length", "1000000")
-    handler.end_headers()
-    try:
-        while not handler.wfile.closed:
-            handler.wfile.write(b" ")
-            handler.wfile.flush()
-            threading.Event().wait(0.02)
-    except OSError:
-        pass
-    return True
+
+    def react(handler: _Handler) -> bool:
+        handler.send_response(status)
+        handler.send_header("Content-Length", "1000000")
+        handler.end_headers()
+        try:
+            while not handler.wfile.closed:
+                handler.wfile.write(b" ")
+                handler.wfile.flush()
+                threading.Event().wait(0.02)
+        except OSError:
+            pass
+        return True
+
+    return react
 
 
 def hangs_until(event: threading.Event) -> Reaction:

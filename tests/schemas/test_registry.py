@@ -264,13 +264,32 @@ def test_any_other_answer_means_that_the_registry_is_away(
     assert schemas.schema(7).text == "string"
 
 
-@pytest.mark.parametrize("reaction", [drips, hangs_until(threading.Event())])
+@pytest.mark.parametrize("reaction", [drips(200), hangs_until(threading.Event())])
 def test_a_slow_answer_is_not_waited_for_beyond_its_time(registry: FakeRegistry, reaction: Reaction) -> None:
     """K4: a server that does not answer, and an answer that does not end."""
     registry.reaction = reaction
 
     with pytest.raises(SchemaRegistryDown, match=r"too slowly|timed out"):
         lookup(registry, wait_s=0.5, request_timeout_s=0.2).schema(7)
+
+
+@pytest.mark.parametrize("status", [404, 503])
+def test_a_slow_report_of_an_error_is_not_waited_for_beyond_its_time(
+    registry: FakeRegistry, status: int
+) -> None:
+    """K4: its body is only for the error's text, and whether a schema is unknown stays open."""
+    registry.reaction = drips(status)
+    found: list[Exception] = []
+
+    def look_up() -> None:
+        with pytest.raises(SchemaRegistryDown, match=f"status {status}") as raised:
+            lookup(registry, wait_s=0.5, request_timeout_s=0.2).schema(7)
+        found.append(raised.value)
+
+    thread = threading.Thread(target=look_up, daemon=True)
+    thread.start()
+    thread.join(10)
+    assert len(found) == 1
 
 
 def test_nobody_listens(registry: FakeRegistry) -> None:

@@ -104,7 +104,7 @@ class HttpGet:
     def __call__(self, url: str, timeout_s: float) -> Answer:
         """Send a GET request, and return the answer, even one with an error's status.
 
-        Of an answer with an error's status, only the first 64 KiB are returned.
+        Of an answer with an error's status, only what came in time of the first 64 KiB is returned.
 
         Raises:
             SchemaRegistryDown: If no complete answer came within ``timeout_s``.
@@ -117,7 +117,7 @@ class HttpGet:
                 return Answer(response.status, _read(response, base, deadline))
         except HTTPError as error:
             with error:
-                return Answer(error.code, _read_some(error))
+                return Answer(error.code, _read_some(error, deadline))
         except ssl.SSLCertVerificationError as error:
             raise SchemaRegistryRefused(base, _untrusted(error)) from error
         except URLError as error:
@@ -148,12 +148,15 @@ def _read(response: http.client.HTTPResponse, base: str, deadline: Deadline) -> 
     return b"".join(pieces)
 
 
-def _read_some(error: HTTPError) -> bytes:
-    """Read the beginning of an answer that reports an error."""
+def _read_some(error: HTTPError, deadline: Deadline) -> bytes:
+    """Read what comes in time of the beginning of an answer that reports an error."""
+    found = b""
     try:
-        return error.read(_PIECE_BYTES)
+        while not deadline.has_passed and (piece := error.read1(_PIECE_BYTES - len(found))):
+            found += piece
     except (OSError, http.client.HTTPException):
-        return b""
+        pass
+    return found
 
 
 class _NoRedirects(HTTPRedirectHandler):
