@@ -446,6 +446,59 @@ def test_masked_values(tmp_path: Path) -> None:
     assert "hidden-salt" not in repr(query.sink)
 
 
+def _canal(**row: str) -> bytes:
+    types = {"id": "bigint", "born": "date", "a (b)": "int"}
+    return json.dumps(
+        {
+            "database": "shop",
+            "table": "orders",
+            "type": "INSERT",
+            "mysqlType": {name: types[name] for name in row},
+            "pkNames": ["id"],
+            "data": [row],
+        }
+    ).encode()
+
+
+@pytest.mark.parametrize(
+    "route",
+    [
+        rmq.TableRoute(mask=["born", "a (b)"]),
+        rmq.TableRoute(exclude=["born", "a (b)"]),
+        rmq.TableRoute(include=["id"]),
+    ],
+    ids=["mask", "exclude", "include"],
+)
+def test_bad_changes_show_no_hidden_values(route: rmq.TableRoute) -> None:
+    """K2: neither in the message's body, nor in the reason; the message is found by queue and offset."""
+    plain = rmq.TableRoute()
+    for row in ({"id": "1", "born": "7 secret"}, {"id": "1", "a (b)": "7 secret"}):
+        for body, reason in (
+            (_canal(**row), "has a value that cannot be read. It is not shown"),
+            (_canal(**row).replace(b'"pkNames"', b'"keys"').replace(b"7 secret", b"7"), ""),
+        ):
+            hidden, shown = (_bad_row(body, each) for each in (route, plain))
+            assert (hidden["__body"], shown["__body"]) == (None, body)
+            assert reason in hidden["__problem"]
+            assert "secret" not in hidden["__problem"]
+            assert ("secret" in shown["__problem"]) is bool(reason)
+
+
+def test_a_bad_change_of_an_unknown_table_shows_no_body_if_a_route_hides_columns() -> None:
+    """K2: it may be one of that route's table. Values of columns that the route keeps are shown."""
+    masking, plain = rmq.TableRoute(mask=["id"]), rmq.TableRoute()
+    assert _bad_row(b"{", masking)["__body"] is None
+    assert _bad_row(b"{", plain)["__body"] == b"{"
+    assert "7 secret" in _bad_row(_canal(id="1", born="7 secret"), masking)["__problem"]
+
+
+def _bad_row(body: bytes, route: rmq.TableRoute) -> dict[str, Any]:
+    sink = ChangeTables("/lake", envelope="canal", source_time_zone="UTC", routes=[route], mask_salt="s")
+    message: Any = SimpleNamespace(body=body, keys="", properties={}, queue_offset=0, store_timestamp=0)
+    [row] = TablesListener(sink).rows(message)
+    return row
+
+
 def test_a_sink_is_sent_to_a_server(tmp_path: Path) -> None:
     """K2: Spark Connect pickles it."""
     sink = ChangeTables(

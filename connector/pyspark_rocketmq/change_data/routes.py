@@ -64,6 +64,11 @@ class TableRoute:
     mask: Sequence[str] = ()
     """The source's columns whose values are replaced by a salted hash, as text."""
 
+    @property
+    def hides_columns(self) -> bool:
+        """Whether the values of some columns may be masked or left out."""
+        return bool(self.mask or self.exclude) or self.include is not None
+
     def problems(self) -> list[str]:
         """Return what is wrong with the route, one text for each problem; empty if nothing is."""
         problems = [pattern_problem("source", self.source), self._rename_problem()]
@@ -197,6 +202,10 @@ class Routed:
             if (name in key or self._keeps(name)) and name not in self.route.mask
         }
 
+    def hides(self, name: str) -> bool:
+        """Return whether the values of a column of the source are masked or left out in the lake."""
+        return name in self.route.mask or not self._keeps(name)
+
     def names_of(self, columns: Iterable[str]) -> list[str]:
         """Return the names in the lake of those ``columns`` of a statement that the route keeps.
 
@@ -237,6 +246,8 @@ class Router:
         self._ignored = ignored
         self._salt = salt.encode()
         self._known: dict[SourceTable, Routed | None] = {}
+        self.hides_columns: Final = any(route.hides_columns for route in self._routes)
+        """Whether one of the routes hides columns."""
 
     def route(self, table: SourceTable) -> Routed | None:
         """Return a table with its route; None if the table is ignored, or if no route matches it."""

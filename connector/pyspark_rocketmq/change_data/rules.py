@@ -129,6 +129,18 @@ def decoded(columns: Mapping[str, Column[Any]], values: Iterable[tuple[str, Any]
     return row
 
 
+def columns_in(reason: str) -> list[str]:
+    """Return the possible names of the column whose value an error of :func:`decoded` shows.
+
+    There are several if the name contains a parenthesis; none if the error is about something else.
+    """
+    head, found, _ = reason.partition("): ")
+    if not found or not head.startswith("column "):
+        return []
+    parts = head.removeprefix("column ").split(" (")
+    return [" (".join(parts[:number]) for number in range(1, len(parts))]
+
+
 def checked(position: Iterable[int]) -> Position:
     """Return a position as a tuple, after a check of its parts.
 

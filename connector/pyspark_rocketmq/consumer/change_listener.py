@@ -362,8 +362,11 @@ def removal(change: SchemaChange, removed: Sequence[str]) -> SchemaChanged:
     return problem
 
 
-def bad_row(decoded: Decoded, problem: Unusable, body: bytes) -> dict[str, Any]:
-    """Return the row for a change that cannot be applied: operation, reason, and its message's ``body``."""
+def bad_row(decoded: Decoded, problem: Unusable, body: bytes | None) -> dict[str, Any]:
+    """Return the row for a change that cannot be applied: operation, reason, and its message's ``body``.
+
+    ``body`` is None if the row must not show it.
+    """
     operation = _operation(decoded, problem)
     return {OPERATION: operation, PROBLEM: str(problem), BODY: body, ABSENT: problem.columns}
 

@@ -21,6 +21,7 @@ from pyspark_rocketmq.change_data.change import (
     SchemaChange,
 )
 from pyspark_rocketmq.change_data.routes import Routed
+from pyspark_rocketmq.change_data.rules import columns_in
 from pyspark_rocketmq.change_data.statements import removed_columns
 from pyspark_rocketmq.consumer.change_listener import (
     Unusable,
@@ -85,7 +86,9 @@ class TablesListener:
             try:
                 row = self._row(decoded, routed, message, number)
             except Unusable as problem:
-                row = bad_row(decoded, problem, message.body)
+                # The body has the values of hidden columns, perhaps also one whose table is unknown.
+                hides = self._router.hides_columns if routed is None else routed.route.hides_columns
+                row = bad_row(decoded, problem, None if hides else message.body)
             if row is not None:
                 where = {} if routed is None else {SOURCE: routed.source}
                 yield row | {TARGET: "" if routed is None else routed.target, **where}
@@ -95,7 +98,7 @@ class TablesListener:
     ) -> dict[str, Any] | None:
         match decoded:
             case BadChange():
-                raise Unusable(decoded.reason)
+                raise Unusable(decoded.reason if routed is None else _shown(decoded.reason, routed))
             case SchemaChange() if routed is not None:
                 self._check_statement(decoded, routed)
                 return None
@@ -176,6 +179,17 @@ class TablesListener:
                 f"tables. Delete the rows of {routed.table} there, and start the query with "
                 "truncates='ignore'."
             )
+
+
+def _shown(reason: str, routed: Routed) -> str:
+    """Return the reason of a bad change, without the value of a column that its route hides."""
+    for name in columns_in(reason):
+        if routed.hides(name):
+            return (
+                f"column {name} has a value that cannot be read. It is not shown, since the route of "
+                f"{routed.table} masks the column or leaves it out: look at the message in its queue"
+            )
+    return reason
 
 
 def _names_problem(names: Sequence[str]) -> str | None:
