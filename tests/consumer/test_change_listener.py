@@ -31,6 +31,7 @@ from pyspark_rocketmq.change_data.change import (
 )
 from pyspark_rocketmq.change_data.effects import order_of
 from pyspark_rocketmq.consumer.change_listener import ChangeListener
+from pyspark_rocketmq.consumer.tables_listener import TablesListener
 from pyspark_rocketmq.model import QUEUE_OFFSET, queue_columns
 from pyspark_rocketmq.sinks.change_table.columns import BODY, MORE, PROBLEM, SCHEMA, change_schema
 from pyspark_rocketmq.sinks.change_table.compaction import ABSENT, OPERATION, POSITION
@@ -414,7 +415,37 @@ def test_a_new_row_that_lacks_the_value_of_a_column_that_is_left_out() -> None:
 def test_a_snapshot_s_row_needs_no_position() -> None:
     """K1: that of Maxwell's bootstrap is below all changes."""
     [row] = rows_of(change(Operation.SNAPSHOT, position=None))
-    assert row[POSITION] == order_of(None, 0, 0) < order_of((0,), 0, 0)
+    assert order_of(None, 2**63 - 1, 9) < row[POSITION] < order_of((0,), 0, 0)
+
+
+@pytest.mark.parametrize("kind", ["one table", "several tables"])
+def test_the_later_of_two_snapshots_without_positions_counts(tmp_path: Path, kind: str) -> None:
+    """K1: also if the topic was created again in between, so that its offsets have begun again."""
+    if kind == "one table":
+        columns = pa.schema([("id", pa.int64()), ("a", pa.int64())])
+        one = rmq.ChangeTable(tmp_path / "t", keys=["id"], envelope="maxwell", columns=columns)
+        listener: ChangeListener | TablesListener = ChangeListener(one)
+    else:
+        listener = TablesListener(rmq.ChangeTables(tmp_path, envelope="maxwell", servers=[1]))
+    places = []
+    # Two rows of the first bootstrap, two of the second one. The last two differ only in the broker's time.
+    for offset, time_s in ((4999, 100), (5000, 100), (3, 900), (4, 900), (2, None), (1, None)):
+        event = {
+            "database": "shop",
+            "table": "orders",
+            "type": "bootstrap-insert",
+            "ts": time_s,
+            "data": {"id": 1, "a": offset},
+            "primary_key_columns": ["id"],
+        }
+        message = message_at(offset, body=json.dumps(event).encode())
+        message = message._replace(store_timestamp=1_700_000_000_000 - offset)
+        [row] = listener.rows(message)
+        places.append(row[POSITION])
+    assert places == sorted(places)
+    assert len(set(places)) == len(places)
+    # Places that tables have from earlier releases.
+    assert all(order_of(None, offset, 0, is_snapshot=True) < places[0] for offset in (0, 5000, 2**63 - 1))
 
 
 def test_bad_changes_do_not_stop_the_good_ones_of_their_message() -> None:

@@ -31,29 +31,41 @@ LOWEST: Final[Order] = ""
 OTHERS: Final = "*"
 """Key in :attr:`Fact.older` that stands for all columns which have no entry of their own there."""
 NONE_OLDER: Final[Mapping[str, Order]] = MappingProxyType({})
+_TIMED: Final = 2
+"""First number after the position in places with a time; it is 0 or 1 in all others."""
 _PARTS, _RANKS = ".", " "
 """Separators within and between tuples. The second one sorts lower, so a shorter tuple is the lower one."""
 _MOST_DIGITS: Final = len(ascii_lowercase)
 
 
 def order_of(
-    position: Sequence[int] | None, queue_offset: int, number: int, *, is_snapshot: bool = False
+    position: Sequence[int] | None,
+    queue_offset: int,
+    number: int,
+    *,
+    is_snapshot: bool = False,
+    time_ms: int | None = None,
 ) -> Order:
     """Return a change's place in the order of its table.
 
     The position decides first. Of changes with equal positions, rows that a snapshot read come before all
-    others; then the order of the queue decides. Without positions, only the order of the queue decides.
+    others; then the order of the queue decides. Without positions, only the order of the queue decides, or
+    the time before it where there is one: a topic that is created again gives its offsets a second time.
 
     Args:
         position: Position in the log of the source; None if the message has none.
         queue_offset: Offset of the change's message.
         number: Number of the change in its message.
         is_snapshot: Whether a snapshot read the row, perhaps while others changed it.
+        time_ms: Time of a snapshot's row without a position, in milliseconds since 1970. Such a place is
+            above all those without position and time, which tables have from earlier releases.
 
     Raises:
         OffsetError: If a number is negative or has more than 26 digits.
     """
     place = [int(not is_snapshot or position is None), queue_offset, number]
+    if position is None and time_ms is not None:
+        place = [_TIMED, time_ms, queue_offset, number]
     return f"{_text_of(position or ())}{_RANKS}{_text_of(place)}"
 
 

@@ -9,7 +9,7 @@ moved to another zone.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from datetime import datetime
+from datetime import UTC, datetime, timedelta
 from math import isnan
 from typing import Any, Final
 
@@ -54,6 +54,7 @@ from pyspark_rocketmq.sinks.change_table.versions import TIME
 _BAD: Final = "bad"
 """Operation of a change that cannot be applied."""
 _MESSAGES_PER_CALL: Final = 128
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 class Unusable(Exception):
@@ -183,7 +184,7 @@ class ChangeListener:
                 columns = self._fits.columns
                 row = {columns[name]: value for name, value in values.items() if name not in nan}
                 return row | {
-                    POSITION: place_of(decoded, message.queue_offset, number, by_queue=self._by_queue),
+                    POSITION: place_of(decoded, message, number, by_queue=self._by_queue),
                     OPERATION: decoded.operation.value,
                     ABSENT: self._absent(decoded, values),
                     TIME: time_of(decoded, message),
@@ -371,14 +372,15 @@ def bad_row(decoded: Decoded, problem: Unusable, body: bytes | None) -> dict[str
     return {OPERATION: operation, PROBLEM: str(problem), BODY: body, ABSENT: problem.columns}
 
 
-def place_of(change: Change, offset: int, number: int, *, by_queue: bool) -> Order:
+def place_of(change: Change, message: MessageExt, number: int, *, by_queue: bool) -> Order:
     """Return the place of a change in the order of its table's changes.
 
-    ``offset`` is the queue offset of the change's message, ``number`` the change's number in this message.
-    With ``by_queue`` only these two decide. Otherwise the change's position in the source's log comes first.
+    ``number`` is the change's number in its ``message``. With ``by_queue`` only the message's offset and this
+    number decide. Otherwise the change's position in the source's log comes first.
 
     A snapshot's row without a position is below all changes that have one: changes since the snapshot are in
-    the log.
+    the log. Of such rows the later one counts, also if the topic was created again in between, whose offsets
+    then begin again.
 
     Raises:
         Unusable: If the position is invalid. Also if it is missing, unless the change is a snapshot's row or
@@ -391,8 +393,11 @@ def place_of(change: Change, offset: int, number: int, *, by_queue: bool) -> Ord
             "ChangeTable(order='queue') if all changes of a key are in one queue in their order."
         )
     position = None if by_queue else change.position
+    time_ms = None
+    if is_snapshot and position is None and not by_queue:
+        time_ms = max(0, (time_of(change, message) - _EPOCH) // timedelta(milliseconds=1))
     try:
-        return order_of(position, offset, number, is_snapshot=is_snapshot)
+        return order_of(position, message.queue_offset, number, is_snapshot=is_snapshot, time_ms=time_ms)
     except OffsetError as error:
         raise Unusable(str(error)) from error
 

@@ -116,7 +116,7 @@ class TablesListener:
             case _:
                 return None
         return values | {
-            POSITION: place_of(decoded, message.queue_offset, number, by_queue=self._by_queue),
+            POSITION: place_of(decoded, message, number, by_queue=self._by_queue),
             TIME: time_of(decoded, message),
             OPERATION: str(decoded.operation),
         }
