@@ -375,7 +375,7 @@ def test_tables_without_a_route_are_passed_over(tmp_path: Path) -> None:
         ),
         (
             Change(table=ORDERS, operation=Operation.DELETE, key={"id": None}, position=(1,)),
-            "no value for id of the key",
+            "Key column id of table",
         ),
         (Change(table=ORDERS, operation=Operation.DELETE, key={"id": 1}), "no position"),
         (
