@@ -165,7 +165,7 @@ class RememberedMessages(StoredValue[tuple[LastMessage, ...]]):
 
     A *generation* is a period in which each offset of the queue stands for only one message.
 
-    Text: the three numbers of each message in one JSON list, the newest message first.
+    Text: the three numbers of each :class:`LastMessage` in one JSON list, the newest message first.
     """
 
     __slots__ = ()

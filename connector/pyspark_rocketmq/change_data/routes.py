@@ -182,7 +182,7 @@ class Routed:
         return [name for name in columns if self._keeps(name)]
 
     def row(self, row: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the columns of a row that :meth:`kept` returns, with their names and values in the lake."""
+        """Return ``row`` as the lake has it: only the columns kept there, with their names and values."""
         names = self.route.rename
         return {
             names.get(name, name): self._value(name, value)

@@ -459,7 +459,8 @@ class _Rewriter:
     def _put(self, old: Sequence[StoredFile], new: Sequence[WrittenFile]) -> bool:
         """Replace the files ``old`` by ``new`` in one commit, on top of the commits of others.
 
-        Return False, without a commit, if others removed one of the ``old`` files or changed more than files.
+        Return False, without a commit, if others removed one of the ``old`` files, changed more than files,
+        or replaced the table or put it back, or if commits may be missing from the log.
         """
         # Writers encode paths differently; for Spark, paths that decode to the same one are the same file.
         paths, commit_id = {unquote(file.path) for file in old}, str(uuid.uuid4())

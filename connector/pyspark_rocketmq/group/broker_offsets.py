@@ -226,7 +226,10 @@ class RemoteBrokerOffsets:
         return {queue: offset for queue, offset in stored.items() if queue not in made_up} | listed
 
     def _listed(self, queues: Iterable[MessageQueue], addresses: Addresses) -> dict[MessageQueue, int]:
-        """Return the offsets of ``queues`` that brokers before 5.0 store, from their lists of all offsets."""
+        """Return the offsets of ``queues`` that brokers before 5.0 store, from their lists of all offsets.
+
+        They are 0 if their broker refuses to list offsets; a warning says so.
+        """
         some_of = by_broker(queues)
 
         def list_all(address: BrokerAddress, first: MessageQueue) -> dict[MessageQueue, int]:

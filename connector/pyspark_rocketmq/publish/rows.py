@@ -158,7 +158,7 @@ class SinkRow(NamedTuple):
 
     @property
     def shown(self) -> str:
-        """Number and keys of the row, in an error's text."""
+        """Number, keys, sharding key and message id of the row, for an error's text."""
         return _shown(self.number, self.keys, self.sharding_key, self.msg_id)
 
 

@@ -149,7 +149,7 @@ def _read(response: http.client.HTTPResponse, base: str, deadline: Deadline) -> 
 
 
 def _read_some(error: HTTPError, deadline: Deadline) -> bytes:
-    """Read what comes in time of the beginning of an answer that reports an error."""
+    """Return the first bytes of an error's answer: only those that arrive before the deadline."""
     found = b""
     try:
         while not deadline.has_passed and (piece := error.read1(_PIECE_BYTES - len(found))):

@@ -120,7 +120,10 @@ class Drain:
         previous: Sequence[QueueRange],
         waiting: Mapping[MessageQueue, RocketMQError],
     ) -> RocketMQError | None:
-        """Return an error if a queue is missing that was not read to its end yet; None if none is."""
+        """Return an error if a queue that was not read to its end yet is missing or left out of the plan.
+
+        None if there is no such queue.
+        """
         for queue, end in sorted(self.ends.items()):
             if queue in snapshot.bounds and queue not in waiting:
                 continue

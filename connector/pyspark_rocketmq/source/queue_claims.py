@@ -479,10 +479,11 @@ def second_owner(name: str, member: str) -> OffsetError:
 
 
 def possible_owners(options: ReadOptions, member_id: str, store: OffsetStore) -> frozenset[str]:
-    """Return the client ids under which the progress may be in use: this member's, and those in its rows.
+    """Return the client ids of members that may be using the group's progress.
 
-    Members with the same instance name on the same machine have the same client id. If the store cannot be
-    read, only this member's is returned.
+    These are this member's id, and the owners that the group's rows in the offset store name. Members with
+    the same instance name on the same machine have the same client id. If the store cannot be read, only this
+    member's is returned.
     """
     try:
         rows = store.read(offset_key(options)).values()

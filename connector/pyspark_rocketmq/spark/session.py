@@ -319,7 +319,7 @@ def check_worker_python(spark: SparkSession) -> None:
 
 
 def _chosen_python(spark: SparkSession) -> str | None:
-    """Return the Python to use in place of ``python3``; None if it must not be replaced."""
+    """Return the Python to use in place of ``python3``; None to leave the choice to Spark or the user."""
     if "PYSPARK_PYTHON" in os.environ:
         return None
     return _settings(spark).get("spark.pyspark.python", None) or (

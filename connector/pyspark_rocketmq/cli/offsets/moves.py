@@ -121,7 +121,9 @@ def parse_target(text: str) -> Target:
 
 
 def _time_in_digits(digits: str) -> str | None:
-    """Return the right spelling of a time in the form of ``consumeTimestamp`` or of ``mqadmin``; else None.
+    """Return a time as this command accepts it if the digits are one; otherwise None.
+
+    ``consumeTimestamp`` and ``mqadmin`` write times with such digits.
 
     Such digits cannot be an offset: no queue has that many messages.
     """
