@@ -153,11 +153,14 @@ class TaskCuts:
         """
         return self._thread.begin(lambda: self._cut(None, is_whole=True))
 
-    def begin_giving_up(self, consumed: Consumed) -> bool:
-        """Have the cut thread send the driver what was consumed of a range whose queue the task gives up.
+    def take(self, consumed: Consumed) -> bool:
+        """Have the cut thread send the driver the result of a range whose queue the task gives up.
 
-        Return False if the cut thread accepts no more work.
+        Return False, and leave the result with the caller, if the queue is not given up or the cut thread
+        accepts no more work. Any thread may call this.
         """
+        if self._instructions.fate(consumed.ack.queue) is Fate.KEPT:
+            return False
         return self._thread.begin(lambda: self._give_up(consumed))
 
     def send_ended(self) -> None:

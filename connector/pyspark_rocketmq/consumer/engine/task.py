@@ -31,7 +31,7 @@ from pyspark_rocketmq.consumer.engine.cutting import CutThread, OwnCommits, Task
 from pyspark_rocketmq.consumer.engine.output import ACK_COLUMN, Consumed, CutTogether
 from pyspark_rocketmq.consumer.engine.parts import GrowingPart, GrowingPlace, PartSender, undone_by_errors
 from pyspark_rocketmq.errors import RocketMQError, without_frames
-from pyspark_rocketmq.hub.task_end import ControlEndpoint, Fate, TaskControl, ask_driver, report_reset
+from pyspark_rocketmq.hub.task_end import ControlEndpoint, TaskControl, ask_driver, report_reset
 from pyspark_rocketmq.model import MessageQueue
 from pyspark_rocketmq.sinks.base import CommitsInTask, RowWriter, sends_rows
 from pyspark_rocketmq.source.fetcher import ResetFound
@@ -83,22 +83,11 @@ class TaskParts:
             cuts.own = own
             instructions.limit_rows(_MOST_UNCOMMITTED_BYTES, own.begin)
             instructions.commit_when(own.settled, own.rests)
-        instructions.taken_by(self.take)
-
-    def take(self, consumed: Consumed) -> bool:
-        """Begin to send the driver the result of a range whose queue was given up; any thread may call this.
-
-        Return False if the result stays in the task.
-        """
-        assert self._instructions is not None
-        assert self._cuts is not None
-        if self._instructions.fate(consumed.ack.queue) is Fate.KEPT:
-            return False
-        return self._cuts.begin_giving_up(consumed)
+        instructions.taken_by(cuts.take)
 
     def add(self, consumed: Consumed) -> None:
         """Add the result of a range that has ended; if its queue was given up, send it to the driver."""
-        if self._instructions is None or not self.take(consumed):
+        if self._cuts is None or not self._cuts.take(consumed):
             self.add_rows(consumed.batches(), [consumed.ack])
 
     def add_cuts(self, cut: CutTogether) -> None:
