@@ -757,7 +757,7 @@ def test_two_members_make_one_table_for_two_sources(tmp_path: Path) -> None:
     routes = [rmq.TableRoute(target="all")]
     members = [Query(tmp_path, routes=routes), Query(tmp_path, routes=routes)]
     opened = members[1].sink._table_with(f"{tmp_path}/all", ["id"])
-    stored = ChangeTable.stored_properties
+    stored = ChangeTable.stored
 
     def late(table: ChangeTable) -> Any:
         found = stored(table)
@@ -765,10 +765,10 @@ def test_two_members_make_one_table_for_two_sources(tmp_path: Path) -> None:
         return found
 
     with pytest.MonkeyPatch.context() as patches:
-        patches.setattr(ChangeTable, "stored_properties", _once(late, stored))
+        patches.setattr(ChangeTable, "stored", _once(late, stored))
         with pytest.raises(SinkConflict, match="have the same target"):
             members[1].apply(sent([change(Operation.INSERT, 1, _TWO, id=1, a=2)]), Q1)
-    assert opened.stored_properties()["rocketmq.source"] == '["shop", null, "orders_1"]'
+    assert opened.stored()[1]["rocketmq.source"] == '["shop", null, "orders_1"]'
     assert table_rows(tmp_path / "all")[1]["a"] == 1
 
 

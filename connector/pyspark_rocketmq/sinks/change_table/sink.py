@@ -332,14 +332,16 @@ class ChangeTable(DeltaSink):
         check_order(self._chosen["order"], queues, self.path)
         return super().begin(consumer_group, queues)
 
-    def stored_properties(self) -> Mapping[str, str]:
-        """Return the properties of the table; an empty mapping if there is no table.
+    def stored(self) -> tuple[str | None, Mapping[str, str]]:
+        """Return the id and the properties of the table; None and an empty mapping if there is no table.
 
         Raises:
             DeltaError, OSError: If the storage does not answer.
         """
         handle = self._table.home.open()
-        return {} if handle is None else handle.log.table.form().configuration
+        if handle is None:
+            return None, {}
+        return handle.log.table.table_id, handle.log.table.form().configuration
 
     def keep_properties(self, wanted: Mapping[str, str]) -> Mapping[str, str]:
         """Give the table those of the ``wanted`` properties that it lacks; return all its properties.
@@ -355,22 +357,13 @@ class ChangeTable(DeltaSink):
 
         return commit_on_top(f"properties path={masked(self.path)}", follow, sleep=self._sleep)
 
-    def stored_id(self) -> str | None:
-        """Return the id of the table; None if there is no table.
-
-        Raises:
-            DeltaError, OSError: If the storage does not answer.
-        """
-        handle = self._table.home.open()
-        return None if handle is None else handle.log.table.table_id
-
     def exists(self) -> bool:
         """Return whether there is a table.
 
         Raises:
             DeltaError, OSError: If the storage does not answer.
         """
-        return self.stored_id() is not None
+        return self._table.home.open() is not None
 
     def create(self, properties: Mapping[str, str]) -> None:
         """Create the table with these properties if it is missing; otherwise add columns that it lacks.

@@ -332,48 +332,54 @@ class ChangeTables(DeltaSink):
 
     def _has(self, target: str, ids: Mapping[str, str]) -> bool:
         """Return whether a table has had changes. Before, it has no columns that a statement could drop."""
-        table = self._table_with(f"{self._folder}/{target}", ["id"])
-        return target in self._opened or target in ids or _KEYS in table.stored_properties()
+        if target in self._opened or target in ids:
+            return True
+        _, stored = self._table_with(f"{self._folder}/{target}", ["id"]).stored()
+        return _KEYS in stored
 
     def _table_of(
         self, target: str, changes: TargetChanges, keep: Callable[[], object], ids: Mapping[str, str]
     ) -> _Opened:
         opened = self._opened.pop(target, None)
         if opened is None:
-            if target in ids:
-                self._check_id(target, ids[target])
-            opened = self._open(f"{self._folder}/{target}", changes, keep)
+            opened = self._open(target, changes, keep, ids.get(target))
         opened.check(changes)
         self._opened[target] = opened
         while len(self._opened) > _MOST_OPEN:
             self._opened.popitem(last=False)
         return opened
 
-    def _check_id(self, target: str, known: str) -> None:
-        """Refuse to go on if the table with the id ``known``, which has earlier changes, is not at its place.
+    def _check_id(self, target: str, known: str, found: str | None) -> None:
+        """Refuse to go on if the table ``found`` is not the one ``known``, which has earlier changes.
 
-        Raises:
-            SinkConflict: If the table is gone, or if there is another one.
+        Both are ids of tables; ``found`` is None if there is no table.
         """
-        path = f"{self._folder}/{target}"
-        found = self._table_with(path, ["id"]).stored_id()
         if found != known:
             now = "no table there" if found is None else f"another one there, with the id {found}"
             raise SinkConflict(
-                f"The Delta table {masked(path)} with the id {known} has the changes consumed so far, but "
-                f"there is {now}. Put the table back. Or go on without its earlier rows: remove the "
-                f"property '{_TABLE}{target}' of the Delta table {masked(self.path)} (ALTER TABLE ... UNSET "
-                "TBLPROPERTIES, or set it to ''), start the query, and let the source send all rows of its "
-                "table again (a snapshot). Or start the query with another folder, and consume all messages "
-                "again."
+                f"The Delta table {masked(f'{self._folder}/{target}')} with the id {known} has the changes "
+                f"consumed so far, but there is {now}. Put the table back. Or go on without its earlier "
+                f"rows: remove the property '{_TABLE}{target}' of the Delta table {masked(self.path)} "
+                "(ALTER TABLE ... UNSET TBLPROPERTIES, or set it to ''), start the query, and let the "
+                "source send all rows of its table again (a snapshot). Or start the query with another "
+                "folder, and consume all messages again."
             )
 
-    def _open(self, path: str, changes: TargetChanges, keep: Callable[[], object]) -> _Opened:
+    def _open(
+        self, target: str, changes: TargetChanges, keep: Callable[[], object], known: str | None
+    ) -> _Opened:
         """Open a table, or create it with the columns of its first changes.
 
-        ``keep`` stores the depth of the tables' folders; it is called before the table is created.
+        ``keep`` stores the depth of the tables' folders; it is called before the table is created. ``known``
+        is the id of the table that has earlier changes; None if none has any.
+
+        Raises:
+            SinkConflict: If that table is gone, or if there is another one.
         """
-        stored = self._table_with(path, ["id"]).stored_properties()
+        path = f"{self._folder}/{target}"
+        found, stored = self._table_with(path, ["id"]).stored()
+        if known is not None:
+            self._check_id(target, known, found)
         keys = tuple(json.loads(stored[_KEYS])) if _KEYS in stored else next(iter(changes.keys), ())
         if not keys:
             raise SinkConflict(
