@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Final
 
@@ -154,14 +154,11 @@ class SendBack:
             if message.broker_name in self._silent:
                 # The retry topic may have a queue there, too.
                 self._producer.avoid(message.broker_name)
-            is_skipped = isinstance(error, _NotAsked)
-            if is_skipped and delay_level == _DEAD_LETTER_LEVEL:
+            level = delay_level if isinstance(error, _NotAsked) else 0
+            if level == _DEAD_LETTER_LEVEL:
                 max_reconsume_times = min(max_reconsume_times, message.reconsume_times)
-            retry = self._as_retry(message, max_reconsume_times)
-            if is_skipped and delay_level > 0:
-                retry = replace(retry, properties={**retry.properties, DELAY: str(delay_level)})
             try:
-                self._producer.send(retry)
+                self._producer.send(self._as_retry(message, max_reconsume_times, max(level, 0)))
             except RocketMQError as second:
                 raise second from error
 
@@ -294,8 +291,10 @@ class SendBack:
         # A message from the retry topic may be stored on a broker on which its own topic has no queue.
         return message.topic, retry_topic(self.consumer_group)
 
-    def _as_retry(self, message: MessageExt, max_reconsume_times: int) -> Message:
-        """Return a copy of the message for the retry topic, with one more reconsume time and the delay level.
+    def _as_retry(self, message: MessageExt, max_reconsume_times: int, delay_level: int = 0) -> Message:
+        """Return a copy of the message for the retry topic, with one more reconsume time and a delay level.
+
+        With a ``delay_level`` of 0, the level is 3 + the message's reconsume times.
 
         Source: RocketMQ 5.3.3 ``DefaultMQPushConsumerImpl.sendMessageBackAsNormalMessage``.
         """
@@ -305,7 +304,7 @@ class SendBack:
             RETRY_TOPIC: with_namespace(self._settings.namespace, message.topic),
             RECONSUME_TIME: str(message.reconsume_times + 1),
             MAX_RECONSUME_TIMES: str(max_reconsume_times),
-            DELAY: str(FIRST_RETRY_LEVEL + message.reconsume_times),
+            DELAY: str(delay_level or FIRST_RETRY_LEVEL + message.reconsume_times),
         }
         properties.pop(TRAN_MSG, None)
         return Message(
