@@ -142,13 +142,13 @@ def reset_to_sink(
     rows = store.read(consumer_group)
     generations = {queue: row.generation for queue, row in rows.items()}
     targets: dict[MessageQueue, int] = {}
-    single_of = {
-        id(standing): (single, standing)
+    standings = [
+        (single, standing)
         for single in single_sinks(as_single_sink(sink))
         for standing in single.standings(consumer_group, generations)
-    }
-    for gap in find_gaps(rows, [standing for _, standing in single_of.values()]):
-        single, _ = single_of[id(gap.standing)]
+    ]
+    for gap in find_gaps(rows, [standing for _, standing in standings]):
+        single = next(single for single, standing in standings if standing is gap.standing)
         problem = None if beside_rows else rows_problem(single, consumer_group, gap)
         if problem is not None:
             raise SinkConflict(problem)

@@ -104,7 +104,7 @@ class HttpGet:
     def __call__(self, url: str, timeout_s: float) -> Answer:
         """Send a GET request, and return the answer, even one with an error's status.
 
-        Of an answer with an error's status, only what came in time of the first 64 KiB is returned.
+        Of an answer with an error's status, return at most 64 KiB, and only what came in time.
 
         Raises:
             SchemaRegistryDown: If no complete answer came within ``timeout_s``.
