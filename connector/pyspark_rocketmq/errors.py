@@ -745,10 +745,10 @@ class OffsetsBeganAgain(DataLoss):
 
 
 class LostBehindSink(DataLoss):
-    """The broker lost messages whose rows the sink has; where new ones with their offsets begin is unknown.
+    """The broker lost messages whose rows the sink has; the offset at which new ones begin is unknown.
 
     Do: Find the first new message by its store time, and reset the queue's offset to it
-    (``pyspark-rocketmq offsets reset``); ``failOnDataLoss=false`` changes nothing.
+    (``pyspark-rocketmq offsets reset``). The error is raised even with ``failOnDataLoss=false``.
     """
 
     def __str__(self) -> str:

@@ -322,7 +322,8 @@ def _is_plain(error: BrokerError) -> bool:
 def _verdict(failures: Sequence[RocketMQError]) -> RocketMQError:
     """Return the error to raise of several failures: the last one of the most important kind.
 
-    The order of importance is: retryable errors in answers, other errors in answers, denials, no answer.
+    The order of importance is: retryable errors in answers, other errors in answers,
+    ``TopicNotFound``, no answer.
     """
 
     def weight(error: RocketMQError) -> int:

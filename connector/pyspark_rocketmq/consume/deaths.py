@@ -31,7 +31,7 @@ class _Deaths(NamedTuple):
 class DeathCounts:
     """Counts the deaths of tasks for each queue and the offset that it has reached, over a query's batches.
 
-    The count of a queue begins again when the queue has moved.
+    The count of a queue begins again when its offset has moved, or a task of it has ended well.
     """
 
     def __init__(self) -> None:

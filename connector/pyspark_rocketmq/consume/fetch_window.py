@@ -448,8 +448,9 @@ class RangeWindow:
     def lost(self, task: PullTask, error: RocketMQError | None, now_s: float) -> None:
         """Note that a pull failed.
 
-        The pull is sent again now if ``error`` is None, or if another broker can be asked. Otherwise
-        ``settle`` decides about the error.
+        ``error`` is None if the answer only means "ask again", for example of a replica without the offset.
+        Then the pull is sent again now, and after a broken connection to the master if a replica may serve.
+        Otherwise ``settle`` decides about the error.
         """
         self.has_held_pull = False
         self.segments.lost(task.segment_id)
@@ -775,9 +776,8 @@ class FetchWindow:
     def lost(self, task: PullTask, error: RocketMQError | None, now_s: float) -> None:
         """Note that a pull failed.
 
-        The pull is sent again now if ``error`` is None, or if another broker can be asked. Otherwise
-        ``settle`` decides. Nothing is sent again for a range that has failed or is stopped, nor a pull of
-        rule 7.
+        :meth:`RangeWindow.lost` says when the pull is sent again. Nothing is sent again for a range that has
+        failed or is stopped, nor a pull of rule 7.
         """
         self.in_flight -= not task.is_held
         window = self.ranges[task.range_index]

@@ -439,7 +439,7 @@ class Membership:
         self._heartbeat_at_s = min(self._heartbeat_at_s, now_s)
 
     def notified(self, now_s: float) -> None:
-        """Ask for the members now: a broker reported a change of the group (NOTIFY_CONSUMER_IDS_CHANGED)."""
+        """Have the members asked for soon: a broker reported a change (NOTIFY_CONSUMER_IDS_CHANGED)."""
         self._look_at_s = now_s
 
     def members_listed(self, client_ids: Iterable[str], now_s: float) -> None:

@@ -117,7 +117,7 @@ class QueueOwnership(Protocol):
         ...
 
     def await_held(self, timeout_s: float) -> bool:
-        """Wait until at least one queue may be planned; return False if none may be in time."""
+        """Wait until at least one queue may be planned; return False if none may within ``timeout_s``."""
         ...
 
 
@@ -380,7 +380,7 @@ class RunningMember:
         return self._await(lambda machine, _: machine.is_settled, timeout_s)
 
     def await_held(self, timeout_s: float) -> bool:
-        """Wait until at least one queue may be planned; return False if none may be in time."""
+        """Wait until at least one queue may be planned; return False if none may within ``timeout_s``."""
         return self._await(lambda machine, now_s: bool(machine.plannable(now_s)), timeout_s)
 
     def _await(self, is_so: Callable[[Membership, float], bool], timeout_s: float) -> bool:
@@ -511,7 +511,7 @@ class RunningMember:
         watcher.replan(plan, reason)
 
     def _moved_broker(self) -> str:
-        """Return the name of a broker of the newest plan whose master has moved by now; empty without one."""
+        """Return the name of a broker whose master has another address than at the newest plan, or ""."""
         masters = self._routes.masters
         before = self._masters_at_plan.items()
         return next((name for name, address in before if masters.get(name, address) != address), "")

@@ -51,7 +51,7 @@ class ArrowListener:
         return messages
 
     def _rows(self, returned: object, context: DeliveryContext) -> pa.RecordBatch | None:  # noqa: ARG002
-        """Return the rows in ``returned``; None if it is something else."""
+        """Return the rows in ``returned``; None if it is neither a table nor a record batch."""
         match returned:
             case pa.RecordBatch():
                 return returned

@@ -294,8 +294,9 @@ class DeliveryContext:
             raise
 
     def follow(self, messages: Sequence[MessageExt]) -> Sequence[MessageExt]:
-        """For the engine: return the listener's list of ``messages``; a loop over it sets the current one.
+        """For the engine: return ``messages`` as the list that the listener gets.
 
+        While the listener loops over the list, :meth:`emit` without a message means the loop's message.
         Messages of an ``ArrowListener`` are returned unchanged.
         """
         if type(messages) is ArrowMessages:

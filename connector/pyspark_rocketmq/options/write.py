@@ -162,7 +162,7 @@ class WriteOptions(ConnectionOptions):
     )
 
     def cross_field_problems(self) -> list[str]:
-        """Return the problems of connection and names, and of a queue that is specified twice."""
+        """Return the problems of the connection, of names, and of two options that choose a queue."""
         problems = self.connection_problems()
         if self.queue_id is not None and self.sharding_key is not None:
             problems.append(

@@ -257,7 +257,7 @@ class ResendRanges:
 
 
 class TargetQueue:
-    """Sends one range of a replay to its target queue, and reads from that queue what is stored."""
+    """Sends one range of a replay to its target queue, and reads there which messages are stored already."""
 
     def __init__(self, part: Resending, producer: Producer, send_timeout_s: float) -> None:
         self._part = part

@@ -292,7 +292,7 @@ class _MultiGroups(_MultiBatch):
 
 
 class _MultiLeavingOut(_MultiBatch):
-    """A batch of sinks that all leave out queues; implements ``LeavesOutQueues``."""
+    """A batch whose sinks can all drop the rows of some queues; implements ``LeavesOutQueues``."""
 
     def without(
         self, written: Sequence[_WrittenBy], queues: Collection[MessageQueue]

@@ -179,7 +179,7 @@ class RangeArrivals:
                 yield reader.arrival([end])
 
     def _report_resets(self) -> None:
-        """Report the resets that pulls have met, unless the range's end was yielded with it."""
+        """Report each reset that a pull has met, unless it was yielded with its range's end."""
         if self._reset_found is None:
             return
         for reader, window in zip(self._readers, self._fetcher.ranges, strict=True):

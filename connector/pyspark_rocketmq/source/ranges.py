@@ -4,12 +4,13 @@ Spark's offset of one micro-batch is the plan itself, as JSON: ``{"v": 1, "seq":
 {brokerName: {queueId: {"from": 0, "to": 5, "epoch": 3, "times": 1}}}}}``, where ``epoch``, ``times``
 (reconsume times) and ``putBack`` (messages that the listener gave back, and how often) are left out if they
 are 0 or empty. Plans of plain streams also have ``storedBy``: for each broker, the latest store time of a
-message there when the plan was made; for each queue that had to wait or was out of sight, that time from its
-last plan before, if it is another one. ``unread`` lists how many messages followed each range then, in the
-order of the queues; it is packed as below for more than 256. ``uncommitted`` in plans of earlier releases is
-ignored. The ranges are explicit, so that a replay reads the same messages. ``seq`` grows with every batch,
-because Spark compares offsets as text and a suspended queue may be planned twice with the same range. Keys
-are written sorted, so that equal plans are equal strings.
+message there when the plan was made. A queue that was not planned, since it had to wait or its broker was
+out of sight, keeps an entry of its own with the time of its last plan, if that time is a different one.
+``unread`` lists how many messages followed each range then, in the order of the queues; it is packed as below
+for more than 256. ``uncommitted`` in plans of earlier releases is ignored. The ranges are explicit, so that a
+replay reads the same messages. ``seq`` grows with every batch, because Spark compares offsets as text and a
+suspended queue may be planned twice with the same range. Keys are written sorted, so that equal plans are
+equal strings.
 
 A plan of more than 256 queues is packed: ten thousand queues take 60 KB, instead of 600 as JSON.  The form is
 ``{"v": 2, "seq": 7, "queues": 10000, "packed": text}``.  The text is a line of JSON followed by columns of
@@ -313,10 +314,10 @@ def open_for_s_of(offset: Mapping[str, Any]) -> float | None:
 
 
 def stored_then_of(offset: Mapping[str, Any], planned: Sequence[QueueRange]) -> StoredThen:
-    """Return the facts about the brokers' logs that Spark's ``offset`` has from the moment of planning.
+    """Return what Spark's ``offset`` notes of the brokers' logs: its ``storedBy`` and ``unread``.
 
-    ``planned`` are the offset's ranges. Invalid values are left out. The single store time in a checkpoint of
-    an earlier release is returned under ``EVERY_BROKER``.
+    ``planned`` are the offset's ranges. Invalid values count as missing. The single store time in a
+    checkpoint of an earlier release is returned under ``EVERY_BROKER``.
     """
     return StoredThen(_stored_by_of(offset), _unread_of(offset, planned))
 

@@ -70,8 +70,8 @@ def read_ranges(partitions: Sequence[QueuePartition]) -> Iterator[ReadPiece]:
 def read_queues(partitions: Sequence[QueuePartition]) -> Iterator[tuple[QueuePartition, pa.RecordBatch]]:
     """Read several ranges together, over one connection per broker; yield batches as they arrive.
 
-    With its partition, each batch has messages, or in consumer mode the marker row of a range's end. Batches
-    of different ranges may alternate; those of one range are in order.
+    Each item is a partition and a batch of its range: messages or, in consumer mode, the marker row of the
+    range's end. Batches of different ranges may alternate; those of one range are in order.
     """
     for partition, piece in _read(partitions):
         yield partition, spark_rows(piece) if partition.settings.is_group_read else piece

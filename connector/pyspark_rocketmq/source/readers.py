@@ -82,8 +82,8 @@ class RocketMQBatchReader(DataSourceReader):
             OptionError: If positions in options cannot be used, or options ask for too many partitions.
             DataLoss: If ``failOnDataLoss`` is true and an option names a group whose messages are gone.
             RocketMQError: If a broker of the topic does not answer, because a batch must have all queues; a
-                slave may answer for its master. It is raised, too, if reading is switched off and
-                ``failOnDataLoss`` is true.
+                slave may answer for its master. With ``failOnDataLoss`` it is raised, too, if the topic or a
+                broker of it has no read permission.
         """
         clock = SystemClock()
         pool = process_pool(ConnectionSettings.of(self._options))

@@ -233,7 +233,7 @@ def _lines(records: list[dict[str, Any]], field: str, title: str, chosen: alt.Pa
 
 
 def _marked(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return the records that get a mark; none without a known backlog, where the mark would stand."""
+    """Return the records to mark: those of suspended or retried queues whose backlog is known."""
     return [record for record in records if record["state"] is not None and record["backlog"] is not None]
 
 

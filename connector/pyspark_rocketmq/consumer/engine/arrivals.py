@@ -196,7 +196,7 @@ class ArrivingRange(Generic[RunT]):
         return None if self.last is None else late_reset(self.last, self.end)
 
     def has_reached(self, thresholds: PullThresholds) -> bool:
-        """Return whether the messages that the run has not passed are as many or as large as they may be."""
+        """Return whether the messages that have arrived and still need delivery reach a threshold."""
         self._drop_passed()
         most, most_bytes = thresholds
         is_long = most is not None and self.held >= most

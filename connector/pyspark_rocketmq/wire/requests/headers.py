@@ -2,7 +2,7 @@
 
 Headers of administrators' requests are in :mod:`~pyspark_rocketmq.wire.requests.admin`, those that only
 brokers read in the simulator (``broker_sim/request_headers.py``). A field without a default is required, and
-``None`` is not sent. To add a header, add a class: there is no other table.
+``None`` is not sent. To add a header, add a class; only tests have a table of them.
 
 Source: RocketMQ 5.3.3 ``remoting/protocol/header/*``, ``RpcRequestHeader``, ``TopicRequestHeader``.
 """
