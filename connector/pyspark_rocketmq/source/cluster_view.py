@@ -1,8 +1,9 @@
 """Reads for the planner which queues a query's topics have, and the bounds (first offset and end) of each.
 
 Each look at the cluster gives a :class:`Snapshot`.  It normally costs one statistics request per broker and
-topic, not one per queue.  A snapshot keeps the bounds at slaves that are read instead of their masters apart
-from those at masters: see :mod:`~pyspark_rocketmq.consume.slave_reads`.
+topic, not one per queue.  While a master is down, its slave may be read instead.  A snapshot keeps the bounds
+at such slaves apart from those at masters: see :mod:`~pyspark_rocketmq.consume.slave_reads`.  A *plain
+stream* is a query without a consumer group.
 """
 
 from __future__ import annotations
@@ -81,8 +82,8 @@ class Snapshot:
     unreachable: Mapping[str, RocketMQError]
     """Errors of brokers that did not answer, or that refused a topic, by broker name.
 
-    In a plain stream ``bounds`` lacks all queues of these brokers. For a group it lacks only the refused
-    topics of a broker that answered.
+    In a plain stream ``bounds`` lacks all queues of these brokers. For a group it lacks all queues of a
+    broker that did not answer, and only the refused topics of a broker that answered.
     """
     absent: Mapping[str, RocketMQError] = field(default_factory=dict)
     """Errors of topics that were seen before and that no living broker has at this moment."""
@@ -94,7 +95,10 @@ class Snapshot:
     slave_bounds: Mapping[MessageQueue, QueueBounds] = field(default_factory=dict)
     """Bounds of queues at the brokers in ``slaves``; a slave may have fewer messages than its master."""
     switched_off: Collection[tuple[str, str]] = ()
-    """Pairs of a topic and a broker name at which reading is switched off; ``bounds`` lacks their queues."""
+    """Pairs of a topic and a broker name where the topic or the broker has no read permission.
+
+    An operator has switched reading off there, and ``bounds`` lacks these queues.
+    """
 
     def bounds_of(self, queue: MessageQueue) -> QueueBounds:
         """Return first offset and end of a queue at its master, or at the slave that is read instead."""
@@ -103,9 +107,9 @@ class Snapshot:
 
     @property
     def out_of_sight(self) -> Mapping[str, RocketMQError]:
-        """Errors because of which ``bounds`` may lack queues, by broker or topic; empty if it has them all.
+        """Errors because of which ``bounds`` may lack queues, by broker or topic; empty if none is missing.
 
-        Queues whose reading is switched off have no error here.
+        Queues in :attr:`switched_off` have no error here.
         """
         return {**self.unreachable, **self.absent}
 
@@ -144,7 +148,7 @@ class Snapshot:
 
 
 class ClusterView:
-    """Takes snapshots of one query's topics and of the brokers that have them. For one thread."""
+    """Takes snapshots of one query's topics and of the brokers that have them. Only one thread may use it."""
 
     def __init__(
         self,
@@ -189,16 +193,20 @@ class ClusterView:
         """Whether a broker has answered."""
         self._known_queues: tuple[Routes | None, Mapping[str, _Queues]] = (None, {})
         self._switched_off: frozenset[tuple[str, str]] = frozenset()
-        """Pairs of a topic and a broker name at which reading is switched off now."""
+        """Pairs of a topic and a broker name at which an operator has switched off reading."""
         self._static: set[str] = set()
-        """Static topics of a pattern, which cannot be read."""
+        """Topics that match the pattern but cannot be read, because they are static."""
         self._knew_none_s = float("-inf")
-        """Monotonic second at which the name server last knew no broker at all, as only after its start."""
+        """Monotonic second at which the name server last knew no broker at all, which shows that it had just
+        started."""
         self._seen: dict[str, TopicRoute] = {}
         """The last route of each topic that has ever had one."""
 
     def expect_retries(self) -> None:
-        """Let the next look ask for the group's retry topic, which brokers create at its first heartbeat."""
+        """Let the next look ask for the group's retry topic.
+
+        Brokers create this topic at the group's first heartbeat.
+        """
         self._routes.expect_retries()
 
     def routes(self) -> Routes:
@@ -281,7 +289,7 @@ class ClusterView:
         return True
 
     def whole_snapshot(self) -> Snapshot:
-        """Return a snapshot for a query that takes no further one, so that it must not lack any broker.
+        """Return a snapshot that must not lack any broker, because the query takes no further one.
 
         Raises:
             NameServerNotReady: If the name server knew no broker a moment ago: brokers may still register.
@@ -373,7 +381,7 @@ class ClusterView:
     def _at_slaves(
         self, slaves: Mapping[str, BrokerAddress], queues: Mapping[str, _Queues]
     ) -> dict[str, _Outcome]:
-        """Return, by broker name, the bounds at its slave; or an error if the slave serves no pulls."""
+        """Return the bounds at each broker's slave, or the error if it cannot be read, by broker name."""
 
         def query(name: str) -> _Outcome:
             try:
@@ -399,7 +407,7 @@ class ClusterView:
         return found
 
     def vanished(self, known: Sequence[QueueRange], snapshot: Snapshot | None) -> list[Vanished]:
-        """Return the queues of ``known`` that are gone for good; if messages may be lost, with the error.
+        """Return the queues of ``known`` that are gone for good, each with an error if messages may be lost.
 
         Args:
             known: Queues, each with its next offset as ``end``. While a broker does not answer, its queues do
@@ -466,7 +474,8 @@ class ClusterView:
 
         A topic that a broker refuses rests: that broker is not asked for it again for 3 s. Nothing rests
         before any broker has answered. While a topic rests, a group reads the broker's other topics. In a
-        plain stream they wait, because its offset has one store time for all topics of a broker.
+        plain stream the other topics wait, too, because the stream's offset has one store time for all topics
+        of a broker.
         """
         places = {(name, topic) for name, topics in queues.items() for topic in topics}
         resting = self._rests.among(places, self._clock.monotonic_s()) if self._has_worked else {}
@@ -518,9 +527,9 @@ class ClusterView:
         return bounds, failures
 
     def _may_pass(self, error: RocketMQError, broker_name: str, topic: str) -> bool:
-        """Return whether an error may pass: it leaves the broker's queues out of this plan, and no more.
+        """Return whether an error may pass by itself. Then only this plan goes without the broker's queues.
 
-        An error that cannot pass ends the query.
+        Any other error ends the query.
         """
         if error.may_pass(has_worked=self._has_worked):
             return True
@@ -551,7 +560,7 @@ class ClusterView:
         return found
 
     def _check_expression(self, address: BrokerAddress, wanted: Subscription) -> None:
-        """Refuse a SQL92 condition that the broker cannot filter by; its pulls would bring all messages.
+        """Refuse a SQL92 condition by which the broker cannot filter: pulls with it would bring all messages.
 
         Raises:
             ExpressionInvalid: If the broker cannot parse the condition or does not filter by SQL92.

@@ -1,4 +1,4 @@
-"""Decides when a query ends that drains its queues, as one with ``trigger(availableNow=True)`` does.
+"""Decides when a draining query ends: a query with ``trigger(availableNow=True)``, which reads what is there.
 
 The ends of all queues are fixed when the drain begins. The drain is over when every queue has been read to
 its fixed end. Spark ends the query at the first empty plan. So while nothing can be planned, the planner asks
@@ -32,7 +32,7 @@ class Drain:
     ) -> None:
         """Prepare a drain, which :meth:`begin` starts.
 
-        ``held_up`` returns the reason known to the driver why queues wait; '' if there is none.
+        ``held_up`` returns the driver's reason why queues wait, for an error's text; '' if it has none.
         """
         self._options = options
         self._progress = progress
@@ -105,7 +105,7 @@ class Drain:
         previous: Sequence[QueueRange],
         waiting: Mapping[MessageQueue, RocketMQError],
     ) -> RocketMQError | None:
-        """Return why the query cannot end yet although nothing is planned; None if it can.
+        """Return why the query cannot end yet although nothing is planned; None if it can end.
 
         Args:
             snapshot: The newest snapshot.

@@ -58,8 +58,8 @@ _HELD_S: Final = 15.0
 """Time for which a broker may hold a pull, in seconds
 (``DefaultMQPushConsumerImpl.BROKER_SUSPEND_MAX_TIME_MILLIS``)."""
 _BURST_S: Final = 0.002
-"""Longest wait for several answers together, in seconds. If fewer come in this time, the first byte ends the
-next wait."""
+"""Longest wait for several answers together, in seconds. If fewer answers come in this time, the next wait
+ends at the first byte."""
 _MUCH_BYTES: Final = 64 << 10
 """Number of decoded bytes in a receive buffer at which its connection changes to another buffer."""
 _range_and_broker: Final = attrgetter("range_index", "broker_id")
@@ -160,8 +160,9 @@ class Fetcher:
     ) -> None:
         """Prepare to read ``partitions``, which share one query's options; nothing is connected yet.
 
-        ``reset_found`` gets each reset in an answer that comes after its range is over, even after the end of
-        ``arrivals``: a broker reports a reset only once. If it is None, such answers are not read.
+        ``reset_found`` gets each operator's reset in an answer that comes after its range is over, even after
+        the end of ``arrivals``: a broker reports a reset only once. If ``reset_found`` is None, such answers
+        are not read.
         ``sleep`` is called instead of waiting for the end of a pause; for tests.
         """
         self._reset_found = reset_found
@@ -356,8 +357,8 @@ class Fetcher:
     def _await_burst(self, waiting: Sequence[PullConnection[_Pull]]) -> bool:
         """Let the next wait last until about as many answers have come as are needed to send more pulls.
 
-        Return whether some connection waits for more than one byte. Then the caller must keep the wait short:
-        answers may be smaller than expected, and the bytes never come.
+        Return whether some connection waits for more than one byte. In this case the caller must keep the
+        wait short: if the answers are smaller than expected, so many bytes never come.
         """
         answers, in_flight = self._window.answers_to_next_burst, self._window.in_flight
         awaited = [each.await_answers(answers * each.in_flight // max(1, in_flight)) for each in waiting]
@@ -380,7 +381,11 @@ class Fetcher:
             self._go_away(place, refused)
 
     def _go_away(self, place: _Place, refused: Iterable[_Pull]) -> None:
-        """Connect again to a broker that shuts down: first immediately, later as after any failure."""
+        """Connect again to a broker that shuts down (sent GO_AWAY), and send the ``refused`` pulls again.
+
+        The first time this happens immediately. If the broker has answered no pull since, it counts as a
+        failure, so that a pause comes first.
+        """
         reason = "the broker is shutting down and sent the client away (GO_AWAY)"
         error = ChannelClosed(place.address, reason) if place in self._gone_away else None
         self._gone_away.add(place)

@@ -50,7 +50,7 @@ class MessageSizes:
                 self._known[place] = known + _WEIGHT_OF_NEW * (seen - known)
 
     def of(self, queue: MessageQueue) -> float:
-        """Return the estimated stored size of one of the queue's messages, in bytes; 1024 if not measured."""
+        """Return the estimated stored size of a message of the queue, in bytes; 1024 if none was measured."""
         return self._known.get((queue.topic, queue.broker_name), _UNKNOWN_BYTES)
 
     def _seen(self, queue: MessageQueue, next_offset: int, snapshot: Snapshot) -> float | None:

@@ -67,11 +67,11 @@ class _Attempt(NamedTuple):
     plan: Plan
     ranges: Sequence[QueueRange]
     left: Mapping[MessageQueue, int]
-    """Next offsets of queues that an AvailableNow query has not read to their ends."""
+    """Next offset of each queue that an AvailableNow query has not read to its fixed end."""
 
 
 class MicroBatchPlanner:
-    """Plan each micro-batch from where the last one stopped. For one thread."""
+    """Plan each micro-batch from where the last one stopped. Only one thread may use it."""
 
     def __init__(
         self,
@@ -88,7 +88,7 @@ class MicroBatchPlanner:
         """Prepare to plan.
 
         ``sizes`` is given only if plans are limited in bytes, ``generations`` only for a plain stream.
-        ``held_up`` returns the reason known to the driver why queues wait; '' if there is none.
+        ``held_up`` returns the driver's reason why queues wait, for an error's text; '' if it has none.
         """
         self._options = options
         self._view = view
@@ -109,9 +109,9 @@ class MicroBatchPlanner:
         if options.real_time_ms is not None:
             self._open_length = OpenBatchLength(options.real_time_ms / 1000)
         self._planned_at_s: float | None = None
-        """When the last plan with something to run was made."""
+        """Monotonic second of the last plan with something to run; None before the first one."""
         self._gone: set[MessageQueue] = set()
-        """Queues of the newest checkpoint whose topics were deleted; a later queue of that name is new."""
+        """Queues of the newest checkpoint whose topics were deleted; a later queue of such a name is new."""
         self._removed: set[MessageQueue] = set()
         """Queues that their topics no longer have, as of the last plan; each was logged then."""
         self._left_out: frozenset[QueueRange] = frozenset()
@@ -179,10 +179,10 @@ class MicroBatchPlanner:
         previous: Sequence[QueueRange],
         ranges: Sequence[QueueRange],
     ) -> StoredThen:
-        """Return the facts about the brokers' logs that a plain stream's next offset has besides ``ranges``.
+        """Return facts about the brokers' logs (store times, numbers of unread messages) for the next offset.
 
-        A later plan shows by them whether a queue still has the same log. A group's offset has no such facts,
-        because its progress is in its offset store.
+        By these facts, which a plain stream's offset has besides ``ranges``, a later plan finds out whether a
+        queue still has the same log. A group's offset has none, because its progress is in its offset store.
 
         Args:
             before: These facts in the previous offset.
@@ -213,8 +213,8 @@ class MicroBatchPlanner:
     def until_drained(self, start: Offset) -> Offset:
         """Return the offset that holds the next plan, or ``start`` once everything is read.
 
-        The query reads only what was stored at the first call of this method. In all other respects this is
-        :meth:`latest` with AvailableNow.
+        The query reads only what was stored at the first call of this method. In all other respects this does
+        the same as :meth:`latest` with AvailableNow.
         """
         if not self._drain.has_begun:
             self.prepare_available_now()
@@ -460,9 +460,9 @@ class MicroBatchPlanner:
     def _put_off(
         self, error: RocketMQError, previous: Sequence[QueueRange], *, has_worked: bool
     ) -> RocketMQError:
-        """Return ``error`` if planning is to be tried again, else raise it.
+        """Return ``error`` if planning is to be tried again after it; otherwise raise it.
 
-        After TopicNotFound, too, planning is tried again: name servers forget topics whose brokers are away.
+        After TopicNotFound, planning is tried again, too: name servers forget topics whose brokers are away.
         """
         if isinstance(error, TopicNotFound):
             self._without_vanished(previous, None)
@@ -548,8 +548,8 @@ class MicroBatchPlanner:
     def _borne(self, trouble: RocketMQError | None, patience: Deadline | None) -> Deadline | None:
         """Return the deadline until which the plan waits because of ``trouble``; None if there is no trouble.
 
-        ``patience`` is the deadline set by earlier trouble that has not ended; it stays. If it is None, the
-        deadline is ``retryTimeoutMs`` from now on.
+        ``patience`` is the deadline that earlier trouble has set, if there has been trouble ever since; this
+        deadline stays. If ``patience`` is None, the deadline is ``retryTimeoutMs`` from now on.
 
         Raises:
             RocketMQError: ``trouble``, if ``patience`` has passed.
@@ -699,7 +699,7 @@ class MicroBatchPlanner:
             logger.warning("planning skipped, trying again at the next trigger: %s", trouble)
 
     def _is_news(self, place: str, error: RocketMQError) -> bool:
-        """Return whether an error must be logged: it is another one than the last at ``place``. Remember it.
+        """Return whether an error must be logged, because the last one at ``place`` was another; remember it.
 
         ``place`` is a broker's name, or empty for the cluster as a whole. Errors are compared as objects:
         while a server that refused is not asked again, its error stays the same object.

@@ -46,8 +46,8 @@ class ProgressSource(Protocol):
     """The part of planning that differs between a plain stream and a consumer group."""
 
     begins_in_checkpoint: ClassVar[bool]
-    """Whether Spark's offset before the first micro-batch contains every queue's start; then every broker
-    must answer before it is written."""
+    """Whether Spark's offset before the first micro-batch contains every queue's start. If so, every broker
+    must answer before this offset is written."""
 
     @property
     def waiting(self) -> Mapping[MessageQueue, RocketMQError]:
@@ -67,7 +67,7 @@ class ProgressSource(Protocol):
         ...
 
     def initial(self, snapshot: Snapshot) -> Sequence[QueueRange]:
-        """Return the ranges for the offset before the first micro-batch: a plain stream's start positions.
+        """Return the ranges of the offset before the first micro-batch: a plain stream's start positions.
 
         A group returns none, because its positions are in its offset store.
         """
@@ -309,7 +309,8 @@ class GroupProgress:
         self._claimed: dict[MessageQueue, int] = {}
         """The grant in which a queue was claimed last, by queue."""
         self._claiming: dict[MessageQueue, int] = {}
-        """Each queue's epoch before a claim that has not succeeded yet: it may be stored despite an error."""
+        """Each queue's epoch before a claim that has not succeeded yet; the store may have the claim although
+        it reported an error."""
         self._stuck = StuckQueueDetector()
         self._stalls = StallCounter()
         self._pauses = StandstillPauses() if is_at_brokers(store) else None
@@ -567,8 +568,8 @@ class GroupProgress:
     def compose(self, previous: Sequence[QueueRange], plan: Plan) -> Sequence[QueueRange]:  # noqa: ARG002
         """Return the new ranges, without queues that have gaps or that this member no longer holds.
 
-        Queues with gaps are reset in the store to their corrected offsets, which raises their epochs. A later
-        plan has them.
+        Queues with gaps are reset in the store to their corrected offsets, which raises their epochs. These
+        queues are in a later plan.
         """
         gaps = {gap.queue: gap.corrected for gap in plan.gaps}
         if gaps:

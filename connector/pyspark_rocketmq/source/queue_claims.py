@@ -1,4 +1,8 @@
-"""Claim queues in the offset store, and check that a broadcasting instance has only one query at a time."""
+"""Claim queues in the offset store, and check that a broadcasting instance has only one query at a time.
+
+A *broadcasting instance* is a member of a broadcasting group: it reads all queues, and keeps its own progress
+under its ``instanceName``.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +32,7 @@ Rows = Mapping[MessageQueue, OffsetRow]
 Waiting = dict[MessageQueue, RocketMQError]
 """Queues that cannot be planned yet, and why."""
 Starts = Callable[[Snapshot, Collection[MessageQueue]], dict[MessageQueue, int]]
-"""Function that returns where queues without progress begin by the options (``OptionPositions.starts``)."""
+"""Function that returns where the options let queues without progress begin (``OptionPositions.starts``)."""
 
 _STOP_S: Final = 30.0
 """How long a query that stops may take to leave the group, in seconds."""
@@ -61,7 +65,7 @@ class QueueClaims:
 
         Args:
             consumer_group: The name its progress is stored under.
-            client_id: This member.
+            client_id: This member's client id.
             store: Where the progress is.
             starts: Finds where queues without progress begin.
             broker_offsets: The group's offsets at the brokers, which a group with Java members follows; None
@@ -78,9 +82,10 @@ class QueueClaims:
         """Latest offsets of the group; they show whether a broker's lower offset is one that it had before a
         crash."""
         self._begun_in_part: set[MessageQueue] = set()
-        """Queues whose start by the options may not have reached their brokers."""
+        """Queues whose start was decided by the options, but may not have been written to their brokers."""
         self._begun_by_others: dict[MessageQueue, tuple[float, RocketMQError]] = {}
-        """Since when, and why, a queue without an offset waits whose topic other members have begun."""
+        """Queues without an offset that wait because other members have begun in their topics: since when
+        each queue waits (monotonic seconds), and the reason."""
         self._rests: Rests[MessageQueue] = Rests()
         """Queues for which a broker refused a request: a trigger may come every few milliseconds."""
         self._waits_for: frozenset[str] = frozenset()
@@ -240,7 +245,7 @@ class QueueClaims:
         return {**known, **forgotten}, self._write(forgotten, addresses)
 
     def write_resets(self, rows: Rows, addresses: Addresses, now_s: float) -> Waiting:
-        """Write each reset of a held queue to its broker before anything is consumed from its target.
+        """Write each reset of a held queue to the queue's broker, before the queue is consumed again.
 
         Otherwise the next claim would take the broker's old offset for one that another client has set. The
         store records what was written. Queues whose broker did not take the reset are returned with the
@@ -341,7 +346,7 @@ class QueueClaims:
     ) -> tuple[dict[MessageQueue, int], Waiting]:
         """Return where a new group begins in the queues ``by_option``, and which of them wait, and why.
 
-        With broker offsets, decide where all queues of their topics begin, and write this to the brokers
+        With broker offsets, decide where all queues of the same topics begin, and write this to the brokers
         before any queue is claimed.
 
         The reason is that members which begin at the same time, including Java's, share the queues. Without
@@ -374,7 +379,10 @@ class QueueClaims:
     def _begin_everywhere(
         self, undecided: Collection[MessageQueue], snapshot: Snapshot
     ) -> dict[MessageQueue, int]:
-        """Decide by the options where ``undecided`` begin; write it to their brokers, and return it."""
+        """Decide by the options where the queues ``undecided`` begin; write this to their brokers; return it.
+
+        A queue for which its broker has an offset by now begins at that offset.
+        """
         assert self._broker_offsets is not None
         positions = self._starts_by_options(snapshot, undecided)
         # Other members may have begun and consumed while this process stood still.
@@ -435,12 +443,12 @@ def await_sole_owner(
     clock: Clock,
     sleep: Callable[[float], None],
 ) -> None:
-    """Wait until none of ``owners`` of a broadcasting instance's progress ``name`` is a living member.
+    """Wait until no other query uses a broadcasting instance's progress: none of its ``owners`` is alive.
 
-    ``members`` returns the living members; None if they are not known, so that any owner may be alive. If
-    they are still not known after half a minute, the query goes on. Two queries with the same progress are
-    also detected later, by the epoch of their rows (``GroupProgress``). Two that start at the same moment are
-    detected only there.
+    ``name`` is the name of the progress. ``members`` returns the living members; None if they are not known,
+    so that any owner may be alive. If they are still not known after half a minute, the query goes on. Two
+    queries with the same progress are also detected later, by the epoch of their rows (``GroupProgress``).
+    Two that start at the same moment are detected only by this later check.
 
     Raises:
         OffsetError: If an owner is still alive after half a minute.
@@ -468,7 +476,7 @@ def await_sole_owner(
 
 
 def second_owner(name: str, member: str) -> OffsetError:
-    """Return the error of a query that must not consume, because ``member`` consumes under its progress."""
+    """Return the error of a query that must not consume, because ``member`` uses the same progress."""
     return OffsetError(
         f"Another query uses progress {name} of this broadcasting group: member {peer_text(member)} is alive "
         "and consumes under the same instanceName. Both would share one progress, and each would miss "

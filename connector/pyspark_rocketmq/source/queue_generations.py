@@ -138,8 +138,9 @@ class QueueGenerations:
 
         Raises:
             DataLoss: If messages of a queue are lost, nobody has moved the group since, and
-                ``failOnDataLoss`` is true. If ``failOnDataLoss`` is false, only its kind LostBehindSink is
-                raised: only a sink's watermark shows the loss, so the first new message cannot be found.
+                ``failOnDataLoss`` is true.
+            LostBehindSink: Even if ``failOnDataLoss`` is false: if only a sink's watermark shows the loss, so
+                that the first new message cannot be found.
             RocketMQError: If a broker refuses for good.
         """
         for queue in self._copied.keys() & rows.keys():
@@ -233,12 +234,12 @@ class QueueGenerations:
         found: Mapping[MessageQueue, Found],
         snapshot: Snapshot,
     ) -> tuple[dict[MessageQueue, LastSkipped], dict[MessageQueue, RocketMQError]]:
-        """Return messages that rows lack and must remember, and the errors of look-ups, by queue.
+        """Return messages that rows must remember but lack, and the errors of look-ups, by queue.
 
-        Later checks compare a queue's log with them. A row must remember the message right before the queue's
-        position if it remembers no message, or if the group was put ahead of those it remembers. If it is
-        known where the queue's current generation ends, the row must also remember the last message before
-        this end.
+        Later checks compare a queue's log with these messages. A row must remember the message right before
+        the queue's position if it remembers no message, or if the group was put ahead of those it remembers.
+        If it is known where the queue's current generation ends, the row must also remember the last message
+        before this end.
         """
         messages = {queue: each.message for queue, each in found.items() if standings[queue].last is None}
         ahead = {
@@ -302,8 +303,9 @@ class QueueGenerations:
 
         Raises:
             DataLoss: If messages of the queue are lost, nobody has moved the group since, and
-                ``failOnDataLoss`` is true. If ``failOnDataLoss`` is false, only its kind LostBehindSink is
-                raised: only a sink's watermark shows the loss, so the first new message cannot be found.
+                ``failOnDataLoss`` is true.
+            LostBehindSink: Even if ``failOnDataLoss`` is false: if only a sink's watermark shows the loss, so
+                that the first new message cannot be found.
             RocketMQError: If the broker did not show a message that must be compared, or is a slave.
         """
         queue = row.queue
@@ -347,7 +349,7 @@ class QueueGenerations:
     def _outgrown(
         self, rows: Rows, found: Mapping[MessageQueue, Found], snapshot: Snapshot
     ) -> dict[MessageQueue, RocketMQError]:
-        """Return the queues whose position is within the bounds ``found`` just now, but not the snapshot's.
+        """Return the queues whose position is within the bounds just ``found``, but outside the snapshot's.
 
         A plan from the older bounds of the snapshot would report a loss. So these queues wait for the next
         plan, each with the error returned.
@@ -414,9 +416,10 @@ def _place_of(queue: MessageQueue) -> _Place:
 class CheckpointGenerations:
     """Detects that a plain stream's queue has another log than before, whose offsets began again.
 
-    Queues are checked if they were out of sight (all are at the start), or if they now end before their
-    position; so are the ranges that a new process reads again. In addition, one queue of each topic and
-    broker is checked at each plan if it has new messages: a topic's queues are deleted together.
+    Queues are checked if they were out of sight at the last plan, as all are at the start, or if they now end
+    before their position. The ranges that a new process reads again are checked, too. In addition, one queue
+    of each topic and broker is checked at each plan if it has new messages: a topic's queues are deleted
+    together.
 
     A checkpoint contains no messages. It contains, for each broker, the latest store time of a message there
     when the plan was made. If the message before a queue's position was stored later than this, or the log
@@ -489,7 +492,7 @@ class CheckpointGenerations:
     def of_same_logs(
         self, planned: Sequence[QueueRange], snapshot: Snapshot, then: StoredThen
     ) -> tuple[list[QueueRange], dict[MessageQueue, RocketMQError]]:
-        """Return the ranges of a logged plan, each cut at the offset from which on its log is another one.
+        """Return the ranges of a logged plan, each cut at the offset where another log begins, if one does.
 
         A range is empty if nothing is left of the log from which it was planned. The next :meth:`follow`
         returns the queue's position in the other log. The second value has the queues for which the brokers

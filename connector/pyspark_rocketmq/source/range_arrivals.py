@@ -62,8 +62,9 @@ class RangeArrivals:
                 columns.
             pulls_ahead: Whether a thread pulls the next messages while the caller works on the newest ones;
                 only for ranges that have an end.
-            reset_found: Function that gets each operator's reset that a pull has met, unless the range's end
-                was yielded with it. May be called until the last pulls are answered, on any thread.
+            reset_found: Function that gets each operator's reset that the answer to a pull has reported,
+                except those that were yielded as part of a range's end. It may be called until the last pulls
+                are answered, on any thread.
             clock: The clock of pauses and time-outs.
             sleep: Called instead of waiting for the end of a pause; for tests.
         """
@@ -71,11 +72,11 @@ class RangeArrivals:
         """The range that each window (state of pulling) of the fetcher reads."""
         self._thresholds = partitions[0].settings.thresholds if partitions else PullThresholds()
         self._readers = [RangeReader(partition) for partition in self._partitions]
-        """The reader of each range, in the same order."""
+        """The reader of each range, in the order of ``_partitions``."""
         self._decode = partial(decode_chunks, few_as_objects=few_as_objects)
         self._pulls_ahead = pulls_ahead
         self._again: list[RangeReader] = []
-        """Readers that go on with another fetcher, because a thread is using this one."""
+        """Readers that must pull again, which they do with a new fetcher, because a thread uses this one."""
         self._reset_found = reset_found
         self._made_fetcher = partial(Fetcher, reset_found=reset_found, clock=clock, sleep=sleep)
         self._fetcher = self._begun_fetcher()
@@ -106,7 +107,7 @@ class RangeArrivals:
         self._fetcher.leave(queue)
 
     def end(self) -> None:
-        """End ``arrivals`` immediately; its last list ends each range that was not read to its end yet.
+        """End ``arrivals`` immediately. Its last list has the end of each range that was not read to its end.
 
         Such a range ends after the messages that were yielded.
         """
@@ -179,7 +180,7 @@ class RangeArrivals:
                 yield reader.arrival([end])
 
     def _report_resets(self) -> None:
-        """Report each reset that a pull has met, unless it was yielded with its range's end."""
+        """Report each reset that the answer to a pull has reported and that no yielded range end contains."""
         if self._reset_found is None:
             return
         for reader, window in zip(self._readers, self._fetcher.ranges, strict=True):

@@ -157,7 +157,8 @@ def decode_chunks(
 def _few_in(bodies: Sequence[PulledBody], partition: QueuePartition) -> list[MessageExt] | None:
     """Return the messages as objects; None if they must be decoded into columns.
 
-    They must if they are not few, or if one of them is malformed or has a time that a column cannot hold.
+    Columns are needed if the messages are not few, or if one of them is malformed or has a time that a column
+    cannot hold.
     """
     if not _are_few(bodies):
         return None
@@ -225,7 +226,8 @@ class RangeReader:
         self._pulls, self._pull_ms = 0, 0.0
         self._is_window_counted = False
         self._stopped: EndReason | None = None
-        """FULL, UNDECODABLE or ANOTHER_LOG if the range ends after the last message read."""
+        """Why the range ends after the last message read: FULL, UNDECODABLE or ANOTHER_LOG. None if it does
+        not end there."""
         self._is_pulled_again = False
         """Whether the rest of the window's chunks is dropped and pulled again, because it is unknown where
         the next message begins."""
@@ -245,9 +247,10 @@ class RangeReader:
         return replace(self.partition, planned=from_here, witnesses=NO_WITNESSES)
 
     def compare_ahead(self) -> Iterator[RangeEnd]:
-        """Look up the newest consumed message if it is at or after the range's start.
+        """Check, before the range is read, whether its queue still has the log that was consumed.
 
-        Yield an end if the range must not be read: it has another log, its group was reset, or its broker
+        This needs a look-up only if the newest consumed message is at or after the range's start. Yield an
+        end if the range must not be read: its queue has another log, its group was reset, or its broker
         cannot be asked now.
         """
         partition = self.partition
@@ -291,7 +294,7 @@ class RangeReader:
         return self._window.bounds
 
     def pieces(self, fetched: DecodedChunks) -> Iterator[Messages | RangeEnd]:
-        """Yield the next messages of the range; after the last ones its end, if a group reads it."""
+        """Yield the next messages of the range; after the last ones, if a group reads, the range's end."""
         for decoded in fetched.messages:
             if self._is_pulled_again or self._stopped is not None:
                 break
@@ -417,7 +420,7 @@ class RangeReader:
         logger.warning("rows may be of two logs: %s", loss)
 
     def _found_at(self, offset: int) -> Found:
-        """Return what the broker has at ``offset``, that of the planned log's last message.
+        """Return what the broker has at ``offset``, which is the offset of the planned log's last message.
 
         The window has usually pulled this message. If that pull brought no answer, the broker is asked here,
         and asked again for ten seconds at most.

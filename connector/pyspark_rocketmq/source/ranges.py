@@ -111,7 +111,7 @@ class QueuePartition(ReadRange, InputPartition):
     def with_columns(self, columns: tuple[str, ...] | None) -> QueuePartition:
         """Return the range with only these columns of a group's messages; None: all columns.
 
-        A retry topic's messages keep all of them: where they were sent to is in one of their properties.
+        A retry topic's messages keep all columns: one of their properties has the topic they were sent to.
         """
         if columns is None or is_retry_topic(self.planned.queue.topic):
             return self
@@ -141,7 +141,7 @@ def partitions_of(
         planned: The ranges.
         options: The query's options.
         addresses: Addresses of masters, by broker name.
-        replicas: Addresses of these masters' replicas.
+        replicas: Addresses of these masters' replicas, by broker name and broker id.
         slaves: Addresses of the slaves to read from, by broker name, for brokers without a master.
         has_worked: Whether messages of the query have been read before.
         consumed: Consumed messages, by which tasks check that logs are still the same.
@@ -437,7 +437,7 @@ def _compressed(data: bytes) -> str:
 
 
 def _decompressed(text: str, most_bytes: int) -> bytes:
-    """Return what :func:`_compressed` made a text of.
+    """Return the bytes from which :func:`_compressed` made ``text``.
 
     Raises:
         ValueError, zlib.error: If the text is damaged, or is of more than ``most_bytes`` bytes.

@@ -160,7 +160,7 @@ class Arrival(NamedTuple):
     nbytes: int = 0
     """Memory that the messages take, in bytes; 0 if they are read without a group."""
     reading: ConsumeMetrics = NOTHING_READ
-    """The statistics of a group's reading of the range until here; an end has its own."""
+    """Statistics of how a group has read the range until here; empty with an ``end``, which has its own."""
 
     @property
     def queue(self) -> MessageQueue:

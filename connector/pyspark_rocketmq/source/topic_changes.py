@@ -38,7 +38,7 @@ _EVERY_S: Final = 5.0
 
 
 class MatchingTopics:
-    """The topics that match a query's pattern. For one thread."""
+    """The topics that match a query's pattern. Only one thread may use it."""
 
     def __init__(
         self, name_server: NameServerClient, pattern: re.Pattern[str], clock: Clock, max_age_s: float
@@ -110,7 +110,7 @@ class Vanished(NamedTuple):
 
 
 class VanishedQueues:
-    """Asks live brokers whether queues that are in no route are gone for good. For one thread."""
+    """Asks live brokers whether queues that are in no route are gone for good. Only one thread may use it."""
 
     def __init__(
         self, name_server: NameServerClient, brokers: BrokerClient, clock: Clock, timeout_s: float
