@@ -34,7 +34,9 @@ _SHORTEST_REAL_TIME_MS: Final = 5_000
 
 
 def consume_time(text: str) -> datetime:
-    """Parse a ``consumeTimestamp``: without a zone, ISO 8601 is in UTC, other forms in this machine's zone.
+    """Parse a ``consumeTimestamp``, in ISO 8601 or as ``yyyyMMddHHmmss``.
+
+    Without a zone, a time in ISO 8601 is in UTC, and one as ``yyyyMMddHHmmss`` is in this machine's zone.
 
     Raises:
         ValueError: If it is no such time; the message is the end of a sentence.
@@ -214,10 +216,10 @@ def consumer_bounds(name: str) -> tuple[int, int]:
 
 
 def check_bounds(settings: object, *names: str) -> None:
-    """Check fields of an engine's settings that have the names of options.
+    """Check fields of an engine's settings by the bounds of the options that have the same ``names``.
 
     Raises:
-        ValueError: If one is out of its option's bounds.
+        ValueError: If a field's value is out of the option's bounds.
     """
     for name in names:
         (low, high), value = consumer_bounds(name), getattr(settings, name)

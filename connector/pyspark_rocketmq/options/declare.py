@@ -45,7 +45,7 @@ class FormerKey(NamedTuple):
     since: str
     """First release that has the new key."""
     until: str
-    """First release that refuses the old one."""
+    """First release that refuses the old key."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,8 +107,8 @@ def option(
 ) -> Declared:
     """Declare an option; call ``doc`` of the result to get its dataclass field.
 
-    Without a default the option is required. If one of the options ``instead`` is given in its place, its
-    value is None. Without ``argument``, the parser's rule for arguments applies.
+    Without a default the option is required, unless one of the options ``instead`` is given in its place; the
+    value is then None. Without ``argument``, the parser's rule for arguments applies.
     """
     required = default is dataclasses.MISSING
     if default_text is None:
@@ -276,7 +276,7 @@ def _text_of(value: object) -> str | None:
 
 
 def _instead_of(spec: OptionSpec, known: Container[str]) -> str:
-    """Return words that name a required option's alternatives, only those in ``known``; empty without any."""
+    """Return words that name the alternatives of a required option that are ``known``; '' without any."""
     others = [key for key in spec.instead if key.lower() in known]
     return "".join(f", or '{key}'" for key in others) + " in its place" * bool(others)
 

@@ -358,9 +358,9 @@ def tag_expression(text: str) -> str:
 
 @parses("JSON")
 def address_map(text: str) -> tuple[tuple[str, str], ...]:
-    """Parser of a JSON object that maps advertised addresses to those to connect to, both ``host:port``.
+    """Parser of a JSON object: for an address that a broker announces, the address to connect to instead.
 
-    Returns the pairs in their order.
+    Both have the form ``host:port``. Returns the pairs in their order.
     """
     found = json_texts(text, '{"10.0.0.5:10911": "1.2.3.4:10911"}')
     wrong = [address for pair in found.items() for address in pair if not is_address(address)]

@@ -40,7 +40,7 @@ ParseValue = Callable[[object, str], int]
 
 @dataclass(frozen=True, slots=True)
 class QueuePositions:
-    """A start or an end for every queue: the queue's own number, else its topic's, else ``default``.
+    """A start or an end for every queue: the queue's own number, else its topic's number, else ``default``.
 
     Numbers are offsets, or times in ms. -2 stands for the earliest offset, -1 for the latest one, and -3 for
     a group's committed offset.

@@ -318,16 +318,16 @@ class ReadOptions(PositionOptions):
         return retry_topic(self.consumer_group)
 
     def needs_locks(self) -> bool:
-        """Return whether a group's queues are locked at their brokers: if orderly members share them.
+        """Return whether a group's queues are locked at their brokers.
 
-        Without ``consumerGroup`` the result has no meaning. See rows C1 and B3 of ``docs/semantics.md``.
+        They are if orderly members share them. Without ``consumerGroup`` the result has no meaning. See rows C1 and B3 of ``docs/semantics.md``.
         """
         return self.consume_orderly and self.message_model is MessageModel.CLUSTERING
 
     def goes_on_at_slaves(self) -> bool:
         """Return whether a slave is read while its master is down.
 
-        It is not with ``readFrom=master``, and not if the group locks queues, since only masters grant locks.
+        This is false with ``readFrom=master``, and if the group locks queues, since only masters grant locks.
         """
         is_locked = self.consumer_group is not None and self.needs_locks()
         return self.read_from is not ReadFrom.MASTER and not is_locked

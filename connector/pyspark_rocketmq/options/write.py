@@ -40,8 +40,9 @@ class BodyCompression(StrEnum):
 def parse_properties(text: str) -> tuple[tuple[str, str], ...]:
     """Parser of a JSON object of strings that are not empty; returns its names and values as pairs.
 
-    Properties that clients and brokers write for one delivery are refused: brokers act upon some of them, but
-    not in batches. In a row's column ``properties``, such properties are left out instead.
+    Properties that clients and brokers write for one delivery are refused: brokers act upon some of them in
+    single messages, but not in batches. In a row's column ``properties``, such properties are left out
+    instead.
     """
     found = json_texts(text, '{"source": "lake"}')
     empty = [name for name, value in found.items() if not name or not value]
