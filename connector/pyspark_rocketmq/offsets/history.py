@@ -38,7 +38,7 @@ class StoredChange(NamedTuple):
 
     @classmethod
     def of_commit(cls, version: int, info: Mapping[str, Any] | None) -> StoredChange | None:
-        """Return the change that a commit's information ``info`` describes; None if that is None."""
+        """Return the change that a commit's information ``info`` describes; None if ``info`` is None."""
         if info is None:
             return None
         consumer_group = info.get(GROUP_KEY)

@@ -35,7 +35,7 @@ def position_of_sink(row: OffsetRow | None, record: SinkRecord) -> RecordedPosit
 
     Args:
         row: The queue's row in the offset store; None if there is none.
-        record: The sink's progress, in the last generation of which it has any.
+        record: The sink's progress in the newest generation of which it has rows.
     """
     generation, watermark, newest = record
     if row is None or row.generation == generation:

@@ -25,14 +25,15 @@ class RecordedSinks(StoredValue[Mapping[str, str]]):
         return self._read()
 
     def identity_of(self, name: str, identity: str | None, present: Collection[str] = ()) -> str | None:
-        """Return the recorded identity of a sink; None if it is not recorded.
+        """Return the recorded table id of a sink; None if none is recorded.
 
         Args:
             name: The sink's name.
-            identity: The present id of its table. If this id is recorded under another name, the sink was
-                renamed, and the id is returned.
-            present: The ids of the tables of all sinks of the query. An id that is recorded under the sink's
-                name belongs to another sink if it is one of these: two databases may have tables of one name.
+            identity: The present id of the sink's table. If this id is recorded under another name, the sink
+                was renamed, and the id is returned.
+            present: The ids of the tables of all sinks of the query. If the id that is recorded under the
+                sink's name is one of these, it belongs to another sink and does not count: two databases may
+                have tables of the same name.
         """
         known = self.identities
         if identity and identity in known.values():

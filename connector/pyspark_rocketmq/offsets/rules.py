@@ -177,7 +177,7 @@ def _begun(row: OffsetRow, new: NewGeneration, now_s: float) -> OffsetRow:
 
 
 def apply_arrivals(before: Rows, arrived: Mapping[MessageQueue, int]) -> Change[None]:
-    """Record that brokers have stored the offsets ``arrived``; forget offsets that were sent before them."""
+    """Record that brokers have stored the offsets ``arrived``; forget the offsets sent before these."""
     known = {
         queue: before[queue]._replace(shown=before[queue].shown.since(offset))
         for queue, offset in arrived.items()

@@ -183,7 +183,7 @@ class StoredField(NamedTuple):
     in_plan: str = ""
     """Key in Spark's offsets and in marker rows; empty if the field is not part of them."""
     kind: StoredKind | None = None
-    """Class of a value that is stored as text; None for a value that is stored as it is."""
+    """Class that turns the value into text and back; None for a value that is stored as it is."""
 
     def to_plain(self, value: Any) -> Any:
         """Return the text or number that stores ``value``."""
