@@ -166,10 +166,11 @@ class Replay:
         return self._run(_partitions(options), write, on_step, in_order=False)
 
     def to_topic(self, topic: str, record: str, on_step: OnStep | None = None) -> ReplaySummary:
-        """Send the messages to ``topic``, each queue's to one queue in order, with body, properties and flag.
+        """Send the messages to ``topic``, with their bodies, properties and flags.
 
-        Properties that brokers wrote about the first delivery (delays, transactions …) are left out;
-        ``REPLAYED_FROM`` and ``REPLAYED_BY`` are added.
+        The messages of each source queue go to one target queue, in their order. Properties that brokers
+        wrote about the first delivery (delays, transactions …) are left out; ``REPLAYED_FROM`` and
+        ``REPLAYED_BY`` are added.
 
         Args:
             topic: Must exist, unless its brokers create topics; must not be one of those that are read.

@@ -103,8 +103,8 @@ class QueueSender:
         """Offset up to which messages in the target may come from this sender."""
         self._seen_s = self._now_s()
         self._is_unsure = self._is_on_its_way = is_repeated
-        """The first: whether the target may have messages of this range that this sender does not count as
-        stored. The second: whether a request that is still on its way may store some."""
+        """``_is_unsure``: whether the target may have messages of this range that this sender does not count
+        as stored. ``_is_on_its_way``: whether a request that is still on its way may store such messages."""
 
     def _now_s(self) -> tuple[float, float]:
         # The monotonic clock stops while the machine sleeps.
@@ -298,9 +298,9 @@ class TargetQueue:
         """Send messages as one batch; they keep their UNIQ_KEYs (message ids).
 
         A batch that the target refuses for its size is sent in halves. If the target accepts no batches,
-        messages are sent one by one. A single message that no batch has room for is sent without one,
-        compressed if the source's broker stored it so. The result is that of the first message, with the
-        status of any message that was stored less durably.
+        messages are sent one by one. A message that is too large for any batch is sent by itself, compressed
+        if the source's broker stored it compressed. The result is that of the first message; if a message was
+        stored less durably than it should be, the result has that message's status.
         """
         if len(messages) > 1 and not self._takes_batches:
             return self._store_in_turn([[message] for message in messages])
