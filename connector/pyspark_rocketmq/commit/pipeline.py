@@ -5,8 +5,8 @@ Only then the offset store gets the offsets, so they are never ahead of the data
 between, the batch runs again, and the sink leaves out the rows that it has.
 
 Epochs keep former owners out. If a queue was claimed or reset since the plan, the parts that contain it are
-dropped before data is committed; with ``keeps_others`` (see :class:`PartCommitter`) they lose only its rows.
-The offset store refuses commits under an older epoch.
+dropped before data is committed; with ``keeps_others`` (see :class:`PartCommitter`) only the queue's rows are
+removed from these parts. The offset store refuses commits under an older epoch.
 
 A *part* is what one task did of some queues: written rows, and one ack per queue, which has the queue's next
 offset. A *group* of parts gets one commit of data and one of offsets. Its offsets may *wait*: they are then
@@ -250,7 +250,7 @@ class PartCommitter:
         """Id of the newest group, and by queue the statistics that count it already."""
 
     def begin(self, query_id: str, batch_id: int) -> BatchUnderCommit:
-        """Begin a batch before its job: read the offset rows, begin the sink's batch, and compare them.
+        """Begin a batch before its job: read the offset rows, begin the sink's batch, and compare the two.
 
         Raises:
             SinkSetBack: If the sink lacks rows of messages below the offsets, or is another table now. This
@@ -511,9 +511,9 @@ class PartCommitter:
     def _without(
         self, sink: _SinkSide, parts: tuple[Part, ...], queues: frozenset[MessageQueue]
     ) -> tuple[tuple[Part, ...], list[QueueAck]]:
-        """Remove the rows of queues; return the rest, and the removed acks.
+        """Remove the rows of queues from parts; return the rest of the parts, and the removed acks.
 
-        Unless ``keeps_others`` applies, whole parts are removed that contain one of the queues.
+        Unless ``keeps_others`` applies, the whole parts that contain one of the queues are removed.
         """
         if not queues:
             return parts, []
