@@ -42,12 +42,13 @@ takes some of these."""
 
 
 def check_listener(name: str, py_files: Sequence[str], *, orderly: bool) -> None:
-    """Import ``name``, as ``module:name``, in this process, and check that it is a listener.
+    """Import the object ``name`` (``module:name``) in this process, and check that it is a listener.
 
     The module is searched in ``py_files``, the current directory and PYTHONPATH.
 
     Raises:
-        OptionError: If there is no such module or listener, it is no listener, or importing the module fails.
+        OptionError: If there is no such module or object, if the object is no listener, or if importing the
+            module fails.
     """
     module_name, _, attribute = name.partition(":")
     _extend_path(py_files)
@@ -75,7 +76,8 @@ def check_listener(name: str, py_files: Sequence[str], *, orderly: bool) -> None
 def _extend_path(py_files: Sequence[str]) -> None:
     """Make ``py_files`` and the current directory importable: put them first on ``sys.path``.
 
-    Of an archive its own path is added, of any other file its folder. On the executors, Spark does the same.
+    For an archive, its own path is added; for any other file, its folder. On the executors, Spark does the
+    same.
     """
     folders = [path if path.endswith((".zip", ".egg")) else str(Path(path).parent) for path in py_files]
     sys.path[:0] = [*folders, str(Path.cwd())]

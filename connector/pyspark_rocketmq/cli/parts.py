@@ -70,7 +70,7 @@ class SettingsCommand(click.Command):
 
         Args:
             args: Passed on to click.
-            settings: The keys of ``--option``.
+            settings: The class of options whose keys ``--option`` takes.
             examples: Arguments that may follow the program's name, one line per example.
             kwargs: Passed on to click.
         """

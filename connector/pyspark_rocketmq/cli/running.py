@@ -176,8 +176,8 @@ class StopSignals:
     def __init__(self, spark: SparkSession) -> None:
         """Take SIGINT and SIGTERM over from the JVM; if that fails, log a warning.
 
-        Create this object before a query starts: the query's planner inherits from the JVM that SIGINT is
-        ignored.
+        Create this object before a query starts: from then on the JVM ignores SIGINT, and the query's planner
+        process, which the JVM starts, does the same.
         """
         self.received: signal.Signals | None = None
         """The first signal."""

@@ -54,7 +54,7 @@ def like_source(name: str, **given: Any) -> Any:
 
 @parses("string")
 def stored_group(text: str) -> str:
-    """Parse a group's name in an offset store: ``GROUP``, or ``GROUP@INSTANCE`` if it is broadcasting."""
+    """Parse a name in an offset store: ``GROUP``, or ``GROUP@INSTANCE`` for one of a broadcasting group."""
     name, at, instance = text.strip().partition("@")
     group = resource_name("consumer group", 255)(name)
     return f"{group}@{instance_name(instance)}" if at else group

@@ -134,9 +134,10 @@ class SinkWatermarks:
     def problem(self, consumer_group: str, moves: Sequence[QueueMove]) -> str | None:
         """Return why the watermarks must not be lowered to the targets of ``moves``; None if they may be.
 
-        The watermarks must not be lowered while the table has rows that would be written a second time, or,
-        where a queue's offsets have begun again, rows that may be of its newer messages.
-        After a RESTORE of the table, the watermarks of all the group's queues must be lowered together.
+        The watermarks must not be lowered while the table has rows that would be written a second time. If a
+        queue's offsets have begun again, they must not be lowered while the table has rows that may belong to
+        the queue's newer messages. After a RESTORE of the table, the watermarks of all the group's queues
+        must be lowered together.
         """
         back = [move for move in moves if move.is_below_watermark]
         if not back:

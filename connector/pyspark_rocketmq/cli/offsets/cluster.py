@@ -159,8 +159,8 @@ class ClusterInspector:
         If a queue has no such message, its value is the queue's end. Queues whose brokers do not answer are
         left out.
 
-        ``beside`` names queues with a route. The brokers of these are then asked about ``queues``, for topics
-        without a route such as that of dead letters.
+        If the topics of ``queues`` may have no route, as that of dead letters, give ``beside``: queues whose
+        topics have one. The addresses of the brokers are then taken from their routes.
         """
         addresses = self.addresses({queue.topic for queue in (beside or queues)})
 
@@ -203,7 +203,7 @@ class ClusterInspector:
         return found
 
     def _query_members(self, group: str, addresses: Collection[BrokerAddress]) -> Members:
-        """Return the queues of the members that the first broker which has the group lists.
+        """Return the queues of the group's members, as listed by the first broker that has the group.
 
         Members that do not answer are left out, and remembered as silent.
         """

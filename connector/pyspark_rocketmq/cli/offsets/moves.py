@@ -121,10 +121,9 @@ def parse_target(text: str) -> Target:
 
 
 def _time_in_digits(digits: str) -> str | None:
-    """Return a time as this command accepts it if the digits are one; otherwise None.
+    """Return the time that the digits mean, in the form that this command accepts; None if they mean none.
 
-    ``consumeTimestamp`` and ``mqadmin`` write times with such digits.
-
+    ``consumeTimestamp`` and ``mqadmin`` write times as 14 digits (``yyyyMMddHHmmss``) or 13 (milliseconds).
     Such digits cannot be an offset: no queue has that many messages.
     """
     if len(digits) == 13:
