@@ -247,7 +247,7 @@ class PartCommitter:
         self._rows: dict[MessageQueue, OffsetRow] = {}
         """Offset rows as they were when the newest batch began, updated by the commits since."""
         self._counted: tuple[str, dict[MessageQueue, MetricsSnapshot]] = ("", {})
-        """Id of the newest group, and by queue the statistics that count it already."""
+        """Id of the newest group and, by queue, the statistics in which this group is counted already."""
 
     def begin(self, query_id: str, batch_id: int) -> BatchUnderCommit:
         """Begin a batch before its job: read the offset rows, begin the sink's batch, and compare the two.

@@ -276,7 +276,7 @@ class CommitResult:
     accepted: tuple[QueueCommit, ...]
     """Results that are stored, by this commit or by an earlier run of the same batch."""
     refused: tuple[QueueCommit, ...]
-    """Results planned under an epoch that is not the stored one, or of queues without a row; drop them."""
+    """Results planned under an epoch that is not the stored one, or of queues without a row: not stored."""
 
 
 class OffsetStore(Protocol):

@@ -320,7 +320,8 @@ class ReadOptions(PositionOptions):
     def needs_locks(self) -> bool:
         """Return whether a group's queues are locked at their brokers.
 
-        They are if orderly members share them. Without ``consumerGroup`` the result has no meaning. See rows C1 and B3 of ``docs/semantics.md``.
+        They are if orderly members share them. Without ``consumerGroup`` the result has no meaning. See rows
+        C1 and B3 of ``docs/semantics.md``.
         """
         return self.consume_orderly and self.message_model is MessageModel.CLUSTERING
 

@@ -1,8 +1,9 @@
 """Decides which ranges a replay still has to read, in which steps, and how much of a range is stored. Pure.
 
-A range is a span of one source queue's offsets. One task sends a range to one queue of the target topic, in
-order, and each batch only after the previous one is stored. So the stored part of a range is always its
-beginning, up to the highest source offset that the target has.
+A range is a span of one source queue's offsets. A *step* is a set of ranges that are written together, by one
+Spark job; a *run* is one call of a replay, which writes step after step. One task sends a range to one queue
+of the target topic, in order, and each batch of messages only after the previous one is stored. So the stored
+part of a range is always its beginning, up to the highest source offset that the target has.
 """
 
 from __future__ import annotations

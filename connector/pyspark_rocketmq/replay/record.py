@@ -1,10 +1,11 @@
 """A Delta table of the ranges replayed into a topic, so that a second run adds no duplicates.
 
-It has two rows for each queue and step. The first is written before anything is sent, with the end of the
-target queue; the second after everything is stored. If the second row is missing, a later run finds the
-stored part in the target (:mod:`pyspark_rocketmq.replay.ranges`) and writes the row. Both rows have the last
-message of the range, by which a later run notices that the source queue has another log. The second row has
-the number of messages that were sent, by which a later run notices that the target queue has another log.
+It has two rows for each source queue and step (a set of ranges that are sent together). The first is written
+before anything is sent, with the end of the target queue; the second after everything is stored. If the
+second row is missing, a later run finds the stored part in the target (:mod:`pyspark_rocketmq.replay.ranges`)
+and writes the row. Both rows have the last message of the range, by which a later run notices that the source
+queue has another log. The second row has the number of messages that were sent, by which a later run notices
+that the target queue has another log.
 """
 
 from __future__ import annotations
@@ -91,7 +92,7 @@ class ReplayRecord:
         return [one for state, one in self._rows() if state == _STORED and one.source.count]
 
     def unfinished(self) -> list[Sending]:
-        """Return ranges that a run began to send and has not recorded as stored: it is active or has failed.
+        """Return ranges that a run began to send and did not record as stored: that run failed or is active.
 
         Raises:
             RocketMQError: If the table cannot be read.

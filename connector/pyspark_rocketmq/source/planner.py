@@ -235,11 +235,12 @@ class MicroBatchPlanner:
         return self.latest(start)
 
     def runnable(self, offset: Offset) -> Sequence[QueueRange]:
-        """Return the ranges to run now of a plan in Spark's log, which may be old after a restart.
+        """Return those ranges of a plan in Spark's log that are run now; after a restart the plan may be old.
 
         Open ranges (of real time, without an end) are run only by the process that planned them. After a
         restart they are left out, and the next plan begins where the group is by then. A plain stream leaves
-        out topics that it no longer reads; in the next plan their queues stand at the starts of these ranges.
+        out topics that it no longer reads; in the next plan the queues of these topics stand at the starts of
+        the ranges left out.
         """
         planned = self.plan_of(offset)[1]
         if offset != self._known[0] and any(each.has_open_end for each in planned):

@@ -109,7 +109,8 @@ class ProgressSource(Protocol):
     ) -> Mapping[MessageQueue, UncommittedDelivery]:
         """Return, by queue, how many messages the listener has had from the queue's next offset on.
 
-        A queue is left out unless the listener has had its whole range and committed none of it.
+        A queue is included only if the listener has had all messages of its planned range, and committed none
+        of them.
         """
         ...
 
@@ -558,8 +559,8 @@ class GroupProgress:
     ) -> Mapping[MessageQueue, UncommittedDelivery]:
         """Return, by queue, how many messages a listener without autoCommit has had and not committed.
 
-        A queue is left out unless the listener has had its whole range and committed nothing of it. If the
-        brokers are the store, all queues are left out: then the listener is concurrent.
+        A queue is included only if the listener has had all messages of its planned range, and committed none
+        of them. If the brokers are the store, no queue is included: such a group's listener is concurrent.
         """
         return (
             {} if self._pauses is not None else self._stalls.uncommitted(progress, self._clock.monotonic_s())

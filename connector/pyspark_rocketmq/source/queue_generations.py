@@ -206,10 +206,10 @@ class QueueGenerations:
         suspects: Iterable[MessageQueue],
         known: Mapping[MessageQueue, NextGeneration | None],
     ) -> None:
-        """Remember, for each queue of ``suspects``, the offset at which the log it is read from ends.
+        """Remember, for each queue of ``suspects``, the offset at which the log that is read now ends.
 
-        A log ends where the next one begins. If no next log is known, a remembered end is forgotten. Log an
-        end that is new.
+        A queue's log ends where its next log begins. If no next log is known, a remembered end is forgotten.
+        A new end is reported by a warning.
         """
         for queue in suspects:
             before = self._ends.pop(queue, None)
@@ -297,9 +297,9 @@ class QueueGenerations:
     def _decide(
         self, row: OffsetRow, standing: Standing, found: Found, snapshot: Snapshot
     ) -> NextGeneration | None:
-        """Return where the queue goes on in another log (its next generation), now or later.
+        """Return the queue's next generation: where another log begins, at the queue's position or later.
 
-        Return None if the queue still has the log that was consumed, and no other one is known.
+        Return None if the queue still has the log that was consumed, and no other log is known.
 
         Raises:
             DataLoss: If messages of the queue are lost, nobody has moved the group since, and

@@ -347,7 +347,7 @@ def _stored_by_of(offset: Mapping[str, Any]) -> StoredBy:
 
 
 def is_plan(offset: object) -> bool:
-    """Return whether an offset in a checkpoint is from this source; other sources' can be any JSON."""
+    """Return whether an offset in a checkpoint is from this source; those of other sources are any JSON."""
     return isinstance(offset, Mapping) and "v" in offset and "seq" in offset
 
 

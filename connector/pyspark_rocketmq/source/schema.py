@@ -111,7 +111,7 @@ class RangeEnd:
     """Number of messages read."""
     reason: EndReason = EndReason.WHOLE
     reset_to: int | None = None
-    """Target of an operator's reset: the offset to consume from next."""
+    """Target of an operator's reset, the offset to consume from next; None without a reset."""
     bounds: tuple[int, int] | None = None
     """The queue's smallest offset and its end, from the newest answer; None before the first one."""
     pulls: int = 0
