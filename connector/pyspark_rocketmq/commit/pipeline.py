@@ -75,9 +75,9 @@ class BatchReport:
     batch_id: int
     acks: tuple[QueueAck, ...]
     rows: int
-    """Output rows written, without those left out."""
+    """Number of output rows written; rows in ``left_out`` are not included."""
     left_out: int
-    """Output rows that a sink left out because it has them already: they are below its watermark."""
+    """Number of output rows that a sink left out because it has them: they are below its watermark."""
     sink_version: int | None
     """Table version of the data commit; None if nothing was written, or the sink has no versions."""
     refused: tuple[QueueCommit, ...]

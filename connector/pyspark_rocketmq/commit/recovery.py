@@ -72,8 +72,9 @@ def seed_offsets_from_sink(store: OffsetStore, sink: Sink, consumer_group: str) 
 def check_sink(store: OffsetStore, sink: Sink, consumer_group: str) -> None:
     """Check, before a sink is prepared, that it lacks no rows that the group's offsets count as written.
 
-    Log two other cases: the sink is ahead of the offsets, so that messages are consumed again, or it lacks
-    rows of messages that were consumed while it was not in the query.
+    Two other cases are only logged. In the first, the sink is ahead of the offsets, so that messages are
+    consumed again. In the second, messages were consumed while the sink was not in the query, so that it
+    lacks their rows.
 
     Raises:
         SinkSetBack: If the sink lacks rows: it was deleted, replaced, restored to an earlier state, or failed

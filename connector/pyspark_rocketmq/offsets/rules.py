@@ -187,7 +187,7 @@ def apply_arrivals(before: Rows, arrived: Mapping[MessageQueue, int]) -> Change[
 
 
 def apply_last_skipped(before: Rows, passed: Mapping[MessageQueue, LastSkipped]) -> Change[None]:
-    """Remember the messages in ``passed`` of each queue whose epoch is the same and that no batch has moved.
+    """Remember a queue's messages in ``passed`` if its epoch is unchanged and no batch has moved the queue.
 
     If a batch has moved the queue, the messages are remembered only in two cases: the broker has lost one of
     them, or all are older than the newest message that the row remembers.

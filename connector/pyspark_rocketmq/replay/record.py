@@ -53,8 +53,8 @@ _ADDED: Final = frozenset({"lastOffset", "lastStoreTimestamp", "lastCommitLogOff
 """Columns that a table of an earlier release lacks."""
 _NOT_KNOWN: Final = (None, None, None)
 _BEGUN: Final = "begun"
-"""State of a range that is about to be sent. It no longer counts once another row of the same run and start
-has the state stored."""
+"""State of a range that is about to be sent. Such a row no longer counts once the table has a row with state
+``stored`` for the same run, queue and start."""
 _STORED: Final = "stored"
 _PAUSES_S: Final = (0.1, 0.5, 2.0)
 

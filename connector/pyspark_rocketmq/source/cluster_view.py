@@ -281,7 +281,7 @@ class ClusterView:
         return registered
 
     def _is_there_now(self, topic: str, deadline: Deadline) -> bool:
-        """Return whether the topic has a route by now; brokers register one after the other."""
+        """Return whether the topic has a route by now: another broker may just have registered."""
         try:
             self._name_server.route(topic, deadline)
         except TopicNotFound:

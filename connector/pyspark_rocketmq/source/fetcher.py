@@ -97,9 +97,9 @@ class _Templates(NamedTuple):
 
     ordinary: PullRequestTemplate
     held: PullRequestTemplate
-    """The broker may hold these (long polling); the same as ``ordinary`` unless the range has an open end."""
+    """For pulls that the broker may hold (long polling); as ``ordinary`` unless the range has an open end."""
     log_check: PullRequestTemplate
-    """These pull the range's ``newest`` message without a filter, to check that the queue has the same log.
+    """For the pull of the range's ``newest`` message without a filter, to check that the log is the same.
 
     The same as ``ordinary`` if the range has no filter, or no ``newest`` message.
     """

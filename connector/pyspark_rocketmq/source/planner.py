@@ -113,11 +113,11 @@ class MicroBatchPlanner:
         self._gone: set[MessageQueue] = set()
         """Queues of the newest checkpoint whose topics were deleted; a later queue of such a name is new."""
         self._removed: set[MessageQueue] = set()
-        """Queues that their topics no longer have, as of the last plan; each was logged then."""
+        """Queues that their topics no longer had at the last plan; these are not logged again."""
         self._left_out: frozenset[QueueRange] = frozenset()
         """Ranges of the newest plan that are not run, because the query no longer reads their topics."""
         self._held_up: frozenset[QueueRange] = frozenset()
-        """Uncommitted ranges that held up their queues at the last plan, and were logged then."""
+        """Uncommitted ranges that held up their queues at the last plan; these are not logged again."""
         self._has_awaited = False
         self._initial: Offset | None = None
         self._reported: dict[str, RocketMQError] = {}
@@ -125,7 +125,7 @@ class MicroBatchPlanner:
         self._borne_last = ""
         """Text of the trouble that was logged last while a plan waited."""
         self._has_planned = False
-        """Whether a plan has succeeded; then the brokers have answered every request that a plan needs."""
+        """Whether a plan has succeeded: then the brokers have answered all requests that a plan needs."""
         self._seen: Snapshot | None = None
         """The newest snapshot; None before first contact."""
         self._missing: Collection[str] = ()

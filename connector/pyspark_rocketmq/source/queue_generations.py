@@ -1,10 +1,11 @@
 """Detect that a queue's offsets begin again with other messages, and begin its next generation.
 
 A generation is one log of a queue; generations are numbered. To find out whether a queue has another log,
-single messages are compared with those consumed before. For a group they are not looked up for each batch,
-but only after a claim or a reset of a queue, when its bounds look as if its log had changed, and when its
-broker did not answer before. A slave is read instead of a master only if it has the log consumed so far. A
-slave that the route names as master never proves that a log has changed: it may only lack messages.
+single messages are compared with those consumed before. A group does not do this for each batch. It looks up
+a queue's messages only after a claim or a reset of the queue, when the queue's bounds look as if its log had
+changed, and when its broker did not answer before. A slave is read instead of a master only if it has the log
+consumed so far. A slave that the route names as master never proves that a log has changed: it may only lack
+messages.
 """
 
 from __future__ import annotations
@@ -65,7 +66,7 @@ class QueueGenerations:
         self._checked: dict[MessageQueue, int] = {}
         """The epoch under which a queue was last checked."""
         self._seen: dict[MessageQueue, QueueBounds] = {}
-        """Bounds at the last plan; queues that were out of sight or had to wait then are left out."""
+        """Each queue's bounds at the last plan, unless the queue was out of sight or had to wait."""
         self._copied: dict[MessageQueue, tuple[int, BrokerAddress]] = {}
         """The slave at which a queue's newest consumed message was seen, and the queue's epoch then."""
         self._ends: dict[MessageQueue, int] = {}

@@ -392,7 +392,7 @@ class RangeReader:
             yield self._range_end(end, reason, failure)
 
     def _check_log(self, newest: NewestStored) -> None:
-        """Check that the queue still has the log that was planned; then all that was read is of that log.
+        """Check that the queue still has the log that was planned, so that all messages read are of that log.
 
         An error of the broker is only logged.
 

@@ -4,13 +4,13 @@ Spark's offset of one micro-batch is the plan itself, as JSON: ``{"v": 1, "seq":
 {brokerName: {queueId: {"from": 0, "to": 5, "epoch": 3, "times": 1}}}}}``, where ``epoch``, ``times``
 (reconsume times) and ``putBack`` (messages that the listener gave back, and how often) are left out if they
 are 0 or empty. Plans of plain streams also have ``storedBy``: for each broker, the latest store time of a
-message there when the plan was made. A queue that was not planned, since it had to wait or its broker was
-out of sight, keeps an entry of its own with the time of its last plan, if that time is a different one.
-``unread`` lists how many messages followed each range then, in the order of the queues; it is packed as below
-for more than 256. ``uncommitted`` in plans of earlier releases is ignored. The ranges are explicit, so that a
-replay reads the same messages. ``seq`` grows with every batch, because Spark compares offsets as text and a
-suspended queue may be planned twice with the same range. Keys are written sorted, so that equal plans are
-equal strings.
+message there when the plan was made. A queue may have had to wait, or its broker may have been out of sight.
+Such a queue keeps an entry of its own with the time of its last plan, if that time is a different one.
+``unread`` lists how many messages followed each range when the plan was made, in the order of the queues; for
+more than 256 queues the list is packed as below. ``uncommitted`` in plans of earlier releases is ignored. The
+ranges are explicit, so that a replay reads the same messages. ``seq`` grows with every batch, because Spark
+compares offsets as text and a suspended queue may be planned twice with the same range. Keys are written
+sorted, so that equal plans are equal strings.
 
 A plan of more than 256 queues is packed: ten thousand queues take 60 KB, instead of 600 as JSON.  The form is
 ``{"v": 2, "seq": 7, "queues": 10000, "packed": text}``.  The text is a line of JSON followed by columns of
@@ -194,7 +194,7 @@ class Ticket(NamedTuple):
     tasks: int = 1
     """Number of tasks that the whole batch has."""
     open_for_s: float | None = None
-    """Length of the batch in seconds if the ranges are open; then a task has one ticket. Otherwise None."""
+    """Length of the batch in seconds if the ranges are open, where a task has one ticket; otherwise None."""
 
 
 @dataclass(frozen=True)

@@ -106,8 +106,9 @@ class SinkWatermarks:
         A queue's value is the offset from which on rows are missing; 0 if the table has none of the queue.
 
         Raises:
-            JobFailed: If the table is missing, does not answer, or lacks no rows; if the group writes into
-                other sinks too; or if the table still has rows that would be written a second time.
+            JobFailed: If there is no such table, or its storage does not answer; if the table has all rows;
+                if the group writes into other sinks, too; or if the table still has rows that would be
+                written a second time.
         """
         self._table()
         queues = {queue: row.generation for queue, row in rows.items()}
@@ -383,7 +384,7 @@ class _OffsetChange:
                 return _complete(queues, self._cluster.stored_from(queues, at_s))
 
     def _as_of(self, then: Mapping[MessageQueue, OffsetRow]) -> dict[MessageQueue, int]:
-        """Return the next offset of each queue in ``then``, earlier rows of the group.
+        """Return the next offset of each queue in ``then``, the group's rows at an earlier time.
 
         If the offsets of a queue have started again since, its value is the broker's first offset.
         """

@@ -154,7 +154,7 @@ class ClusterInspector:
         *,
         beside: Collection[MessageQueue] = (),
     ) -> tuple[dict[MessageQueue, int], ...]:
-        """Return for each time a mapping: the offset of each queue's first message stored then or later.
+        """Return a mapping for each time: by queue, the offset of the first message stored then or later.
 
         If a queue has no such message, its value is the queue's end. Queues whose brokers do not answer are
         left out.

@@ -117,7 +117,7 @@ def sample_times(since_s: float, until_s: float, count: int) -> tuple[float, ...
 
 
 def moments_at(times_s: Sequence[float], moments: Sequence[Moment]) -> tuple[Moment | None, ...]:
-    """Return for each time the last of ``moments`` until then, or None if the first one is later.
+    """Return for each time the last of ``moments`` at or before it; None if all moments are later.
 
     Both arguments must be in order of time.
     """
