@@ -1,9 +1,9 @@
 """Allocation of queues to the members of a group: every member computes it for itself, with the same result.
 
 The results agree only if all members use the same strategy on the same lists, sorted by
-:func:`sorted_queues` and :func:`sorted_members`. A member listed twice (one entry per connection) counts
-twice, as in Java, until the broker forgets the old connection. Here it gets both shares; in Java only the
-first (see ``_entries``).
+:func:`sorted_queues` and :func:`sorted_members`. A broker lists a member once for each of its connections.
+So a member may be listed twice until the broker forgets an old connection, and then counts as two members,
+as in Java. This module gives such a member both shares; a Java client takes only the first (``_entries``).
 
 Source: RocketMQ 5.3.3 ``client/consumer/rebalance/*``, ``RebalanceImpl.rebalanceByTopic``.
 """
@@ -55,17 +55,23 @@ class AllocationStrategy(Protocol):
 
 
 def sorted_queues(queues: Iterable[MessageQueue]) -> list[MessageQueue]:
-    """Sort by topic, broker name and queue id; strings by their UTF-16 units (``MessageQueue.compareTo``)."""
+    """Return the queues sorted by topic, broker name and queue id, as Java sorts them.
+
+    Strings are compared by their UTF-16 units (``MessageQueue.compareTo``).
+    """
     return sorted(queues, key=_queue_order)
 
 
 def sorted_members(members: Iterable[str]) -> list[str]:
-    """Sort by UTF-16 units (``String.compareTo``)."""
+    """Return the client ids sorted by their UTF-16 units, as Java sorts strings (``String.compareTo``)."""
     return sorted(members, key=java_order)
 
 
 def java_order(text: str) -> bytes:
-    """Return a key that sorts strings as Java does: Python would put U+FFFD before U+1F600."""
+    """Return a key that sorts strings as Java does, by UTF-16 units: U+1F600 comes before U+FFFD.
+
+    Python compares code points, so for Python U+FFFD comes first.
+    """
     return text.encode("utf-16-be", "surrogatepass")
 
 
@@ -110,7 +116,10 @@ def _entries(client_id: str, members: Sequence[str]) -> dict[int, None]:
 
 @dataclass(frozen=True, slots=True)
 class Averagely:
-    """Equal runs of neighbouring queues; if there is a remainder, the first members get one queue more."""
+    """Gives each member a run of neighbouring queues, all equally long.
+
+    If queues are left over, the first members get one queue more.
+    """
 
     name: ClassVar[str] = "AVG"
 
@@ -134,16 +143,17 @@ class Averagely:
 
 @dataclass(frozen=True, slots=True)
 class AveragelyByCircle:
-    """Queues dealt out like cards, so that each member gets queues of several brokers."""
+    """Deals the queues out like cards, so that each member gets queues of several brokers."""
 
     name: ClassVar[str] = "AVG_BY_CIRCLE"
 
     def allocate(
         self, client_id: str, queues: Sequence[MessageQueue], members: Sequence[str]
     ) -> Sequence[MessageQueue]:
-        """Return every n-th queue, where n is the number of members; empty if this one is not in ``members``.
+        """Return every n-th queue, where n is the number of members.
 
-        The first queue is the one at the member's own index in ``members``.
+        The first queue is the one at the member's own index in ``members``. The result is empty if the member
+        is not in ``members``.
 
         Source: ``AllocateMessageQueueAveragelyByCircle``.
         """
@@ -155,7 +165,7 @@ class AveragelyByCircle:
 
 @dataclass(frozen=True, slots=True)
 class ByConfig:
-    """The queues that the user assigns to this member, whoever else is in the group."""
+    """Gives this member the queues that its user has configured, whoever else is in the group."""
 
     queues: tuple[MessageQueue, ...]
 
@@ -175,8 +185,8 @@ class ByConfig:
 class ConsistentHash:
     """Moves few queues when members come and go, at the price of very uneven shares.
 
-    Each member has ``places_per_member`` places on a ring of 2**32. A queue belongs to the first member at or
-    after the queue's own place.
+    Each member has ``places_per_member`` places on a ring with 2**32 positions, and each queue has one place.
+    A queue belongs to the member whose place is the first one at or after the queue's place.
     """
 
     places_per_member: int = 10
@@ -291,7 +301,10 @@ def room_of_client(client_id: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class MachineRoomNearby:
-    """Gives a room's queues to the consumers in it; all share the queues of rooms without a consumer."""
+    """Gives each machine room's queues to the members in that room.
+
+    All members share the queues of rooms that have no member.
+    """
 
     inner: AllocationStrategy = field(default_factory=Averagely)
     """Strategy that divides the queues of one room among its members."""
@@ -311,7 +324,7 @@ class MachineRoomNearby:
     def allocate(
         self, client_id: str, queues: Sequence[MessageQueue], members: Sequence[str]
     ) -> Sequence[MessageQueue]:
-        """Return this member's share of its room's queues, and of those in each room without a consumer.
+        """Return this member's share of its room's queues, and of the queues of each room without a member.
 
         The queues of its own room come first, then those of the other rooms in order of their names. A member
         that is not in ``members`` gets none.

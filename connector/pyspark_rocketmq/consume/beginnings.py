@@ -1,6 +1,6 @@
-"""Decides where a group begins in queues without an offset, and which of these must wait. Pure.
+"""Decides where a group begins in queues without an offset, and which of these queues must wait. Pure.
 
-They wait for brokers that are away, or that do not report the group's offsets.
+Such a queue waits while a broker is away, or while a broker does not report the group's offsets.
 """
 
 from __future__ import annotations
@@ -33,18 +33,19 @@ def begin_new_queues(
 ) -> Beginnings:
     """Decide where the group begins in each queue of ``without_offset``, and which of these queues wait.
 
-    A topic begins at the position in the options, in all of its queues at the same time.  Queues added to a
-    topic that has begun were created later, and begin with their first message.  So a topic waits while a
-    broker is away: otherwise that broker's queues would count as created later.  It also waits while a broker
-    does not report the group's offsets in it, since the group may have begun at that broker.
+    A topic begins at the position in the options, in all of its queues at the same time.  A queue without an
+    offset in a topic that has begun was created later, and begins with its first message.  So a topic that
+    has not begun waits while any broker is away: otherwise that broker's queues would later count as created
+    later.  Such a topic also waits while a broker does not report the group's offsets in it, because the
+    group may have begun at that broker.
 
     A retry topic is read from its first message, whatever the options say: each of its messages has failed in
-    this group (``RebalancePushImpl.computePullFromWhereWithException``; for CONSUME_FROM_TIMESTAMP Java
-    begins at the end of such a topic, and loses the messages given back before).
+    this group (``RebalancePushImpl.computePullFromWhereWithException``).  With CONSUME_FROM_TIMESTAMP, Java
+    begins at the end of such a topic, and loses the messages that were given back before.
 
     Args:
-        without_offset: Queues for which neither store nor broker has an offset.
-        begun: Topics for which the store or a broker has an offset.
+        without_offset: Queues for which neither the offset store nor a broker has an offset of the group.
+        begun: Topics in which the offset store or a broker has an offset of the group.
         begun_in_part: Queues whose start by the options could not be written to all brokers of their topic.
             They still begin by the options, although their topic may count as begun.
         not_reported: Queues whose brokers did not report the group's offset, and why.

@@ -10,8 +10,8 @@ E1 of ``docs/semantics.md``). A *run* consumes one range of a queue:
    longest. No other run takes a slot before it. A run may begin its next call in the slot of a call that has
    ended, unless a waiting run has no call, or at least two calls fewer.
 4. A call that takes so long that its messages were sent back keeps its slot until it returns. When such calls
-   hold all slots, no run waits for a slot any more: each run ends, after its own calls, without the rest of
-   its range.
+   hold all slots, no run waits for a slot any more: each run ends, without the rest of its range, when none
+   of its messages is with the listener.
 
 Not thread-safe; no method blocks. A run may be any hashable object.
 """
@@ -66,7 +66,7 @@ class CallSlots(Generic[RunT]):
         self._forget_if_gone(run)
 
     def take(self, run: RunT) -> bool:
-        """Take a slot for a call and return True; if none is free for this run, let it wait and return False.
+        """Take a slot for a call and return True. If none is free for this run, let it wait; return False.
 
         A free slot is kept for the waiting run with the fewest calls, even if another run asks first.
         """
@@ -103,13 +103,11 @@ class CallSlots(Generic[RunT]):
         self._hanging[run] = count
 
     def wake(self) -> RunT | None:
-        """Return a waiting run that the caller must now have ask for a slot again (:meth:`take`).
-
-        Return None if there is none.
+        """Return the next waiting run to wake; None if there is none. The run must call :meth:`take` again.
 
         If a slot is free, this is the waiting run with the fewest calls. If hanging calls hold all slots,
-        each waiting run is woken. A run that was woken already is not returned again. Call this after each
-        change, repeatedly until it returns None.
+        every waiting run is returned, one after the other, so that it can end. A run that was woken already
+        is not returned again. Call this method after each change, repeatedly until it returns None.
         """
         if self.are_lost:
             first = next((run for run, is_woken in self.waiting.items() if not is_woken), None)

@@ -1,4 +1,4 @@
-"""Concurrent consumption of one range: state machine, and what a listener's answer does.
+"""Concurrent consumption of one range, called a *run*: state machine, and what a listener's answer does.
 
 The rules are those of Java's ``ConsumeMessageConcurrentlyService`` and ``ProcessQueue`` (5.3.3). Ids such as
 E1 name rows of ``docs/semantics.md``:
@@ -17,14 +17,15 @@ E1 name rows of ``docs/semantics.md``:
    second failure in a row ends the run: nothing new is delivered, and the queue is planned again, after 5 s,
    from the first message that is not done.
 5. Messages whose call has lasted longer than consumeTimeout are to be sent back with level 3, at most 16 in
-   one round, and are then done; the call's later answer no longer counts for them (E7).
-6. ``done`` is the smallest message not done, and never goes back (E6).
+   one round. A message that a broker has stored is then done; the call's later answer does not count for it
+   (E7).
+6. ``done`` is the index of the first message that is not done, and never goes back (E6).
 7. A run that has lasted 60 s delivers nothing new and waits for the running calls, so that the batch can end.
    A run that is given up (its queue was taken away or reset, or the query stops) does so immediately.
 8. If an earlier run could not send back the first message of a range, the range begins with only that
-   message. The others wait while it fails, because they would be delivered again. A range also begins in this
-   way if the earlier run has moved nothing, and the offset store does not keep the reason; the message then
-   counts 0 failures. The first failure of the message ends such a run.
+   message. The others wait while it fails, because they would be delivered again. The range also begins in
+   this way if the earlier run finished no message and its offset store keeps no failure counts (the brokers
+   are such a store). The message then counts 0 failures. The message's first failure ends such a run.
 9. A range may arrive piece by piece. A run is *dry* when it has nothing to deliver and no running call, while
    more is to arrive; the next messages begin its 60 s again.
 
@@ -55,7 +56,7 @@ from pyspark_rocketmq.options.consumer import CONSUMER_DEFAULTS, DEFAULT_MAX_REC
 from pyspark_rocketmq.options.read import READ_DEFAULTS
 
 ACK_ALL: Final = sys.maxsize
-"""A context's ackIndex that no listener has touched: every message is done."""
+"""Value of a context's ackIndex until the listener sets it: every message is done."""
 BROKER_DECIDES: Final = 0
 """Delay level of a context whose listener has set none: the broker takes 3 + the message's reconsume times.
 """
@@ -90,7 +91,7 @@ class Answer(NamedTuple):
     waits: bool = False
     """Whether the failed messages are delivered again by a later run instead of being sent back.
 
-    They are if the failure has nothing to do with them, for example if a schema registry is down.
+    True if the failure has nothing to do with the messages, for example if a schema registry is down.
     """
 
     def ended_after(self, lasted_s: float, timeout_s: float) -> ReturnType:
@@ -160,7 +161,10 @@ def _no_status(returned: object) -> str:
 
 
 class ConcurrentFinish(StrEnum):
-    """Why a run makes no more deliveries."""
+    """Why a run (the consumption of one range) makes no more deliveries.
+
+    EXHAUSTED: the listener has had all messages. SLICE_USED: the run's 60 s are over.
+    """
 
     EXHAUSTED = "EXHAUSTED"
     SUSPENDED = "SUSPENDED"
@@ -178,7 +182,10 @@ class ConcurrentDelivery(NamedTuple):
     number: int
     """Number of the delivery, unique within a run."""
     indexes: Sequence[int]
-    """Indexes of the messages in the planned range, ascending; a Python ``range`` unless consumed again."""
+    """Indexes of the messages in the planned range, ascending.
+
+    A Python ``range``, except for messages that are consumed again (rule 4).
+    """
 
 
 class Settled(NamedTuple):
@@ -223,7 +230,7 @@ class _Out:
     indexes: Sequence[int]
     expires_s: float
     with_listener: int
-    """Number of messages that are neither sent back nor on their way back; meaningless after the answer."""
+    """Number of messages whose fate still depends on the call's answer; meaningless after the answer."""
     going_back: int = 0
     is_answered: bool = False
     gone: frozenset[int] = _NONE
@@ -285,18 +292,21 @@ class ConcurrentConsumption:
         self._next = 0
         """First index never delivered in this run."""
         self.is_last_out = count < self._least
-        """Whether the undelivered messages that have arrived are too few for a delivery, or none."""
+        """Whether too few messages for a delivery, or none, have arrived and were not delivered yet."""
         self._failures = dict(failures)
         """How often a message could not be sent back, by index; without those that are done."""
         self._again: deque[tuple[float, int]] = deque()
-        """Messages to consume again, the earliest first: when, and the message's index."""
+        """Messages to consume again, the earliest first: the time at which each is due, and its index."""
         self._out: dict[int, _Out] = {}
         self._delivery_of: dict[int, int] = {}
-        """Number of the delivery, for each message on its way back."""
+        """Number of the delivery, by index, of each message on its way back to a broker."""
         self._expiring: set[int] = set()
         """Indexes that ``expired`` returned last and that ``sent_back`` has not reported yet."""
         self._expiry: list[tuple[float, int]] = []
-        """Heap of pairs: when a delivery's call takes too long, and its number. Outdated ones are skipped."""
+        """Heap of pairs: the time from which on a delivery's call takes too long, and the delivery's number.
+
+        Outdated pairs are skipped.
+        """
         self._awaited = 0
         """Number of messages with the listener or on their way back."""
         self._deliveries = 0
@@ -328,7 +338,7 @@ class ConcurrentConsumption:
 
     @property
     def is_dry(self) -> bool:
-        """Whether the run has nothing to deliver and no running call, and more messages are to arrive."""
+        """Whether the run waits for messages: it has nothing to deliver and no running call (rule 9)."""
         is_idle = not (self._awaited or self._again) and self.is_last_out
         return is_idle and self.finished is None
 
@@ -389,7 +399,7 @@ class ConcurrentConsumption:
     def failures_of(self, indexes: Sequence[int]) -> Sequence[int]:
         """Return for each message how often in a row it could not be sent back.
 
-        The caller adds the number to the message's reconsume times. The result is empty if the number is 0
+        The caller adds this number to the message's reconsume times. The result is empty if the number is 0
         for all messages of the run.
         """
         return [self._failures.get(index, 0) for index in indexes] if self._failures else ()
@@ -455,10 +465,10 @@ class ConcurrentConsumption:
         return Settled(done, dropped=failed) if is_dropped else Settled(done, failed)
 
     def expired(self, now_s: float) -> Sequence[int]:
-        """Return the indexes of up to 16 messages to send back with level 3: their call takes too long.
+        """Return the indexes of up to 16 messages whose call takes too long, to send back with delay level 3.
 
-        Report each with ``sent_back``; until all are reported, further calls return no messages. In
-        broadcasting drop the messages, and report each in the same way.
+        Report each message with ``sent_back``; until all are reported, this method returns no further ones.
+        In broadcasting drop the messages instead, and report each in the same way.
         """
         if self._expiring:
             return ()
@@ -481,9 +491,10 @@ class ConcurrentConsumption:
     def sent_back(self, index: int, now_s: float, *, is_stored: bool) -> None:
         """Apply the result of sending a message back.
 
-        ``is_stored`` is true if a broker has stored the message, or if it was dropped on purpose: then it is
-        done. Otherwise it is consumed again after 5 s; if its call still runs, it is to be sent back again
-        then. After its second failure in a row the run delivers nothing more.
+        With ``is_stored`` the message is done: a broker has stored it, or it was dropped on purpose.
+        Otherwise the message is due again in 5 s: to be consumed or, if its call still runs, to be sent back.
+        After the message's second failure in a row the run delivers nothing more. If only this message is
+        tried (rule 8), the first failure is enough.
 
         Raises:
             KeyError: If the message is not on its way back.
@@ -501,7 +512,7 @@ class ConcurrentConsumption:
             del self._out[number]
 
     def put_off(self, indexes: Sequence[int]) -> None:
-        """Leave messages that were to be sent back to the next run; this run delivers nothing more.
+        """Leave to the next run messages that were to be sent back; this run delivers nothing more.
 
         Raises:
             KeyError: If one of the messages is not on its way back.
@@ -516,10 +527,10 @@ class ConcurrentConsumption:
                 del self._out[number]
 
     def wake_s(self) -> float:
-        """Return the time at which something becomes due by itself; infinite if nothing does.
+        """Return the time at which to call ``next_delivery`` and ``expired`` again if nothing happens before.
 
-        A message that is to be consumed again becomes due, or a call has lasted too long. The caller then
-        calls ``next_delivery`` and ``expired``.
+        At that time a message is to be consumed again, or a call has lasted too long. The time is infinite if
+        neither can happen.
         """
         while self._expiry and not self._is_with_listener(*self._expiry[0]):
             heappop(self._expiry)
@@ -554,8 +565,8 @@ class ConcurrentConsumption:
     def _is_with_listener(self, expires_s: float, number: int) -> bool:
         """Return whether an entry of ``_expiry`` still counts.
 
-        It does while the call of delivery ``number`` runs and has messages, and ``expires_s`` is still the
-        time from which on it takes too long.
+        It counts while the call of delivery ``number`` runs and has messages, and ``expires_s`` is still the
+        time from which on this call takes too long.
         """
         out = self._out.get(number)
         return (
@@ -575,8 +586,8 @@ class ConcurrentConsumption:
     def _keep(self, index: int, number: int, now_s: float) -> None:
         """Keep a message that could not be sent back, so that the offset does not pass it.
 
-        After its first failure it is due again in 5 s; after a second one in a row the run is suspended. If
-        only this message is tried (rule 8), the run is suspended after the first one.
+        After its first failure the message is due again in 5 s; after a second failure in a row the run is
+        suspended. If only this message is tried (rule 8), its first failure suspends the run.
         """
         out, due_s = self._out[number], now_s + SEND_BACK_PAUSE_S
         failures = self._failures[index] = self._failures.get(index, 0) + 1

@@ -14,20 +14,25 @@ Rule 1 (chain): the parts of a queue form a chain. Each begins at the epoch and 
 part has reached; the first one begins where the plan does. Any other part is not accepted.
 Rule 2 (known parts): a task sends a part again if it got no confirmation. If the part has arrived already, it
 is confirmed again and otherwise ignored.
-Rule 3 (attempts): where ranges are open, a later attempt of a task consumes nothing and ends the batch: its
-queues begin again from the offset store. The earlier attempt may still be alive; then its last part counts,
-and the batch is not over before the earlier attempt has ended or paused. The batch fails when a task
-has died four times while none of its queues moved, or twelve times while one of them did not move, perhaps
-because it has no messages. A queue's deaths are forgiven when it moves, or when its task ends well in a
-batch. Where ranges are closed, nothing more is accepted from the earlier attempt. The later one leaves out
-queues of which a part has arrived (the next batch continues them), and consumes the others from their start.
-Rule 4 (poisoned queues): a queue that broke its chain, was refused by the sink or the offset store, or has
-another epoch now is *poisoned*: nothing of it is committed any more in this batch. The other queues go on.
-Rule 5 (one group): one group is committed at a time, and tried again with the same content before any other:
-its outcome may be unknown. A group takes all parts that wait, up to 1,000 files. After a minute of failures
-the batch fails. Without an interval it fails only when its job is over, since storage may answer by then.
-Rule 6 (pace): the first message after a pause is cut after 5 ms, later ones once per interval. No cut is
-asked for while one group is committed and another part waits, so slow commits lengthen the interval.
+Rule 3 (attempts): Spark starts a later attempt of a task that has died. If the ranges are *open* (without a
+planned end), the later attempt consumes nothing and ends the batch; the next batch continues the queues from
+the offset store. The earlier attempt may still be alive. Then its last part counts, and the batch is not over
+before the earlier attempt has ended or paused. The batch fails when a task has died four times while none of
+its queues moved, or twelve times while one of them did not move, perhaps because it has no messages. A
+queue's deaths are forgiven when the queue moves, or when its task ends well in a batch. If the ranges are
+*closed* (with a planned end), nothing more is accepted from the earlier attempt. The later attempt leaves out
+queues of which a part has arrived, which the next batch continues; it consumes the other queues from their
+start.
+Rule 4 (poisoned queues): a queue is *poisoned* if a part broke its chain, if the sink or the offset store
+refused it, or if it has another epoch now. Nothing more of it is committed in this batch. The other queues go
+on.
+Rule 5 (one group): one group is committed at a time. If its commit fails, the same group is tried again
+before any other, because the outcome of the commit may be unknown. A group takes all parts that wait, up to
+1,000 files. After a minute of failures the batch fails. If commits have no interval, the batch fails only
+when its job is over, because storage may answer by then.
+Rule 6 (pace): after a pause, a cut is asked for 5 ms after the first new result, and then once per interval.
+No cut is asked for while one group is committed and another part waits, so slow commits lengthen the
+interval.
 Rule 7 (free queues): a queue is free once nobody delivers it, no part of it waits or is being committed, and
 its offset is stored. The batch is over once all offsets are stored.
 
@@ -107,7 +112,7 @@ class Answer:
     dropped: Queues = _NOTHING
     """Queues that the task must give up without sending a part."""
     left_out: Queues = _NOTHING
-    """Queues with which the task must not begin: an earlier attempt has ended them, or sent parts of them."""
+    """Queues that the task must not begin: an earlier attempt has ended them, or has sent parts of them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,7 +168,10 @@ class Drop:
 
 @dataclass(frozen=True, slots=True)
 class Free:
-    """Report queues that may change hands: no task delivers them, all results are committed or dropped."""
+    """Report queues that may go to other members.
+
+    No task delivers them any more, and all their results are committed or dropped (rule 7).
+    """
 
     queues: Queues
 
@@ -240,7 +248,7 @@ class _Task:
     attempt: int
     queues: Queues
     is_stopped: bool
-    """True if it was stopped before it delivered anything."""
+    """True if the task was stopped before it delivered anything."""
     known: dict[str, None] = field(default_factory=dict)
     """Ids of the task's newest parts that have arrived, in order; older ones were confirmed long ago."""
     is_connected: bool = True
@@ -248,7 +256,7 @@ class _Task:
     is_replaced: bool = False
     """True if another attempt has replaced this one, so that its further results are ignored."""
     error: str = ""
-    """The error with which it has failed, on one line; empty if it has not, or has reported none."""
+    """The error that the task has reported, on one line; empty if it has not failed, or reported none."""
     pauses_at_s: float = -inf
     """Time at which the task certainly delivers no more, because its connection is lost."""
 
@@ -376,9 +384,9 @@ class Cuts:
 
     @property
     def is_settled(self) -> bool:
-        """Whether no part waits, none is being committed, and all offsets are stored.
+        """Whether no part waits, nothing is being committed, and all offsets are stored.
 
-        After the batch has failed, parts that wait do not count.
+        If the batch has failed, parts that wait do not count, because they will not be committed.
         """
         is_idle = self._in_hand is None and not self._pace.behind
         return is_idle and (not self._batch.waiting or self._error is not None)
@@ -494,10 +502,10 @@ class Cuts:
 
         Args:
             task: Id of the sender.
-            part: Its progress; every queue in it continues where the sender's part before has ended.
+            part: The part; each queue in it begins where the queue's previous part has ended (rule 1).
             now_s: Monotonic time.
-            cut: Number of the cut that it answers; None if it was not asked for.
-            ends: Queues from which the task delivers nothing more.
+            cut: Number of the cut that the part answers; None if the driver has not asked for the part.
+            ends: Queues of which the task delivers nothing more.
         """
         actions: list[Action] = [Taken(task, part.id)]
         mine = self._accepted(task)
@@ -526,7 +534,7 @@ class Cuts:
         return self._go_on(now_s)
 
     def released(self, task: str, queues: Queues, now_s: float) -> list[Action]:
-        """Note that a task delivers nothing more of these queues, and drops its results not sent yet."""
+        """Note that a task delivers nothing more of these queues, and drops their results not yet sent."""
         mine = self._accepted(task)
         if mine is None:
             return []
@@ -536,8 +544,8 @@ class Cuts:
     def lost(self, task: str, now_s: float, *, is_silent: bool = False) -> list[Action]:
         """Note that a task's newest connection broke; the task may connect again (:meth:`resume`).
 
-        ``is_silent``: nothing came from the task for a while, so it may not have noticed yet that it must
-        pause.
+        A task pauses when it notices the loss. With ``is_silent`` (nothing came from the task for a while)
+        the task may need 20 s to notice it, otherwise 1 s.
         """
         if (mine := self._batch.tasks.get(task)) is not None:
             mine.is_connected = False
@@ -642,7 +650,7 @@ class Cuts:
         return [EndTasks(reason, running), *self._go_on(now_s)]
 
     def job_is_whole(self) -> None:
-        """Note that the newest attempt of each task has called :meth:`begin`, and has ended well."""
+        """Note that the job has succeeded: the newest attempt of each task has ended well."""
         for task in self._batch.newest.values():
             task.is_done = True
 
@@ -662,11 +670,12 @@ class Cuts:
         return self._go_on(now_s)
 
     def rest(self, parts: Sequence[Part]) -> Group | None:
-        """Return the batch's last group, made of the parts that came with the job's result; None if none did.
+        """Return the batch's last group, made of the parts that came with the job's result.
 
-        Call this once the closed batch is settled. A queue is left out of the commit if its ack does not
-        begin where the parts before have ended, or if the queue is poisoned (rule 4). The queues of a task
-        that could not reach the driver are unknown here, so its part is taken wherever it begins.
+        Return None if no part came. Call this once the closed batch is settled. A queue is left out of the
+        commit if it is poisoned (rule 4), or if its ack does not begin where the queue's earlier parts have
+        ended. A queue whose task could not reach the driver has no known position; its ack may begin
+        anywhere.
         """
         if not parts:
             return None
@@ -728,9 +737,10 @@ class Cuts:
     def _replace(
         self, former: _Task | None, mine: _Task, places: Mapping[MessageQueue, Place], now_s: float
     ) -> list[Action]:
-        """Answer a later attempt of a task with closed ranges; nothing more is accepted from ``former``.
+        """Answer ``mine``, a later attempt of a task with closed ranges; stop the earlier one, ``former``.
 
-        The later attempt leaves out queues of which a part has arrived, or that are ended.
+        Nothing more is accepted from ``former``. The later attempt leaves out queues of which a part has
+        arrived, or that are ended.
         """
         batch = self._batch
         stopped: list[Action] = []
@@ -752,7 +762,7 @@ class Cuts:
     def _died(self, former: _Task | None, places: Mapping[MessageQueue, Place]) -> list[Action]:
         """Count the death of a task's attempt; return a ``Fail`` if there were too many deaths, else nothing.
 
-        It does not count if the attempt ``former`` was stopped before it delivered anything.
+        The death does not count if the attempt, ``former``, was stopped before it delivered anything.
         """
         if former is not None and former.is_stopped:
             return []
@@ -793,8 +803,8 @@ class Cuts:
     def _go_on(self, now_s: float, *, at_once: bool = False) -> list[Action]:
         """Do what the state allows: stop waiting for parts, begin a commit, free ended queues.
 
-        Waiting for parts ends when all tasks have answered, when its time is over, or with ``at_once``. The
-        commit is that of a group, or only of offsets that wait.
+        Waiting for parts ends when all tasks have answered, when its time is over, or if ``at_once`` is set.
+        The commit is that of a group or, if no group can be committed, of offsets that wait.
         """
         gathering = self._gathering
         if gathering is not None and (at_once or not gathering.missing or now_s >= gathering.until_s):

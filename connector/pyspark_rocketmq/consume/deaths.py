@@ -15,10 +15,11 @@ from pyspark_rocketmq.errors import RocketMQError
 from pyspark_rocketmq.model import MessageQueue
 
 _MOST_DEATHS: Final = 4
-"""Number of deaths of a task, without progress of any of its queues, that fail the batch; as Spark's
-``spark.task.maxFailures``."""
+"""Number of deaths of a task that fail the batch if none of its queues has moved meanwhile; the default of
+Spark's ``spark.task.maxFailures``."""
 _MOST_DEATHS_BESIDE_OTHERS: Final = 12
-"""Number of deaths at the same offset of a queue that fail the batch, even if other queues move."""
+"""Number of deaths at the same offset of one queue that fail the batch, even if the task's other queues
+move."""
 
 
 class _Deaths(NamedTuple):

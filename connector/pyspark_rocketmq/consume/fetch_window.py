@@ -1,23 +1,25 @@
 """Decides which pulls to send next for several queue ranges, and what each answer means. No I/O.
 
-A range is cut into segments, each with one pull in flight (:mod:`~pyspark_rocketmq.consume.segments`). The
+A range is cut into *segments*, each with at most one pull in flight
+(:mod:`~pyspark_rocketmq.consume.segments`). A *chunk* has the messages of one answer, not decoded yet. The
 facts and rules behind this:
 
 1. An answer may hold fewer messages than asked for (64 asked, 32 or 8 given) or none (a filter). Only
    ``nextBeginOffset`` shows how far the broker got; a short answer never means the end of the queue.
 2. A filtered pull may scan far beyond the segment, and an inner batch may begin before the requested offset.
-   Hence every chunk carries the offsets between which its messages count; others belong to a neighbour.
+   Hence every chunk has a start and a limit: messages outside these offsets belong to a neighbouring chunk.
 3. Answers arrive in any order; chunks leave in queue order.
 
 All ranges share one connection and one worker's memory:
 
-4. Fair: no range has more than its share of the pulls in flight, so one without answers holds up no other.
+4. Fair: no range has more than its share of the pulls in flight. So a range that gets no answers does not
+   hold up the others.
 5. Bounded: each answer is expected to be as large as the largest one so far. No pull is sent whose answer
    would then exceed the bytes allowed for all ranges together. One pull is always allowed, so that reading
    goes on.
-6. A failure ends only its own range. After an error that may pass, the pull is sent again for a while, with
-   growing pauses. If the queue then still ends within the range, its log has lost its tail; until then the
-   broker may be recovering.
+6. A failure ends only its own range. After an error that may pass, the pull is sent again for
+   ``retry_timeout_s``, with growing pauses. A queue may end within the range because its broker is
+   recovering. If the queue still does when that time is over, its log has lost its tail.
 
 7. In a batch read, a range has a record of the message that was the queue's last one at the time of planning.
    When all other pulls of the range are answered, one more pull asks for this message. Its answer shows
@@ -34,8 +36,8 @@ ends:
    are gathered as in any other range, to be decoded fast.
 10. Retryable errors do not end such a range, however long they last; the task's other ranges go on meanwhile.
     If the connection to the master has broken, the range ends at the master's next answer: the broker may
-    have lost the end of its log, and store other messages at offsets that were read. The next plan begins
-    with the last message that was consumed, and so compares the logs.
+    have lost the end of its log, and store other messages at offsets that were read. The tasks of the next
+    plan pull the last consumed message again, and so notice if the log is another one.
 
 :mod:`~pyspark_rocketmq.consume.slave_reads` decides which broker of a name is asked. Times are seconds of one
 monotonic clock, passed in. Not thread-safe, except ``RangeWindow.stop``.
@@ -91,7 +93,7 @@ A server that answers sooner does not hold pulls, so pauses between pulls to it 
 ``longPollingEnable=false`` holds a pull for 1 s (``shortPollingTimeMills``).
 """
 _NO_SEGMENT: Final = -1
-"""Segment of a pull that belongs to none."""
+"""Segment id of a pull that belongs to no segment."""
 _BEHIND: Final = 256
 """A range that lacks more offsets than this up to its queue's end counts as behind."""
 _LOGGED_AGAIN_S: Final = 60.0
@@ -102,7 +104,7 @@ broker in trouble delays the queues of other brokers."""
 
 
 class TailLost(OffsetError):
-    """The broker's queue ends before the range does. The next plan reads its bounds again."""
+    """The broker's queue ends before the range does. The next plan asks for the queue's bounds again."""
 
 
 class QueueReset(OffsetError):
@@ -234,7 +236,7 @@ class RangeWindow:
         self._troubles: list[RocketMQError] = []
         """Errors since the last ``settle``."""
         self._gives_up_at_s: float | None = None
-        """When the range fails if errors go on; set from the first failure to the next success."""
+        """When the range fails if errors go on; None if no pull has failed since the last success."""
         self._has_ended_short = False
         """Whether a pull was answered at the queue's end, since the last success."""
         self._is_quiet_until_s = 0.0
@@ -297,10 +299,11 @@ class RangeWindow:
     # --- asking ---------------------------------------------------------------------------------------------
 
     def tasks(self, at_most: int, now_s: float, *, may_run_ahead: bool = True) -> list[PullTask]:
-        """Return the pulls to send now, ascending; each is given out once until it is reported.
+        """Return the pulls to send now, ascending by offset.
 
-        There are at most ``at_most`` of them, within ``depth``. If ``may_run_ahead`` is false, or too many
-        bytes wait for ``take``, only the first open segment is pulled.
+        A segment gets no further pull before the result of its last pull is reported. There are at most
+        ``at_most`` pulls, and at most ``depth`` of the range in flight. If ``may_run_ahead`` is false, or too
+        many bytes wait for ``take``, only the first incomplete segment is pulled.
         """
         segments, broker_id, at_once = self.segments, self.broker_id, self._settings.pull_batch_size
         if segments.is_complete:
@@ -384,10 +387,12 @@ class RangeWindow:
             self._offset_moved(task, outcome, now_s)
 
     def _has_lost_tail(self, asked: int, outcome: PullResult, now_s: float) -> bool:
-        """Return whether the queue ends within the range for good: patience is over, and it still ends there.
+        """Return whether the queue ends within the range for good.
 
-        One such answer is not enough, because other errors may have used up the patience. In a group the
-        range fails instead, and the next plan finds the loss.
+        It does if an earlier answer showed this end, the time for repeated pulls is over (``settle``), and
+        the present answer shows it again. One such answer is not enough, because other errors may have used
+        up the time. For a group the result is always False: the range fails, and the next plan finds the
+        loss.
         """
         gives_up_at_s = self._gives_up_at_s
         is_over = self._has_ended_short and gives_up_at_s is not None and now_s >= gives_up_at_s
@@ -395,7 +400,7 @@ class RangeWindow:
 
     @staticmethod
     def _is_at_end(asked: int, outcome: PullResult) -> bool:
-        """Return whether the queue ended at the offset ``asked`` for, or before it.
+        """Return whether the queue ended at the requested offset ``asked``, or before it.
 
         A broker answers such a pull with NO_NEW_MSG, whatever the queue had before.
         """
@@ -446,11 +451,12 @@ class RangeWindow:
             self._skip(task, self._of.planned.end, str(error))
 
     def lost(self, task: PullTask, error: RocketMQError | None, now_s: float) -> None:
-        """Note that a pull failed.
+        """Note that a pull failed; decide where it is sent again.
 
-        ``error`` is None if the answer only means "ask again", for example of a replica without the offset.
-        Then the pull is sent again now, and after a broken connection to the master if a replica may serve.
-        Otherwise ``settle`` decides about the error.
+        ``error`` is None if the answer only means "ask again": a replica lacks the offset, or a reset is
+        ignored. The pull is sent again without a pause in three cases: ``error`` is None; the pull went to a
+        replica, so that the master is asked now; or the master does not answer, and a replica may serve. In
+        all other cases ``settle`` decides about the error.
         """
         self.has_held_pull = False
         self.segments.lost(task.segment_id)
@@ -472,8 +478,8 @@ class RangeWindow:
     def _go_on_at_replica(self, error: TransportError) -> None:
         """Pull from a replica; but end a group's range if the replica may lack messages that were read.
 
-        If such a replica becomes the master, it stores other messages at their offsets. The next plan begins
-        with the last message read, and so compares the logs.
+        If such a replica becomes the master, it stores other messages at the offsets that it lacked. The
+        tasks of the next plan pull the last consumed message again, and so notice this.
         """
         if self._settings.is_group_read and self._has_masters_messages:
             self.failure = error
@@ -490,9 +496,9 @@ class RangeWindow:
     def settle(self, now_s: float) -> None:
         """Act on the errors since the last call: pause and pull again, or fail the range.
 
-        The range pauses if the errors may pass and its patience is not over. Patience is ``retry_timeout_s``
-        from the first error after a success, in a group at most 10 s. For retryable errors of a range with an
-        open end, it is never over.
+        The range pauses if the errors may pass and its time for repeated pulls is not over. This time is
+        ``retry_timeout_s`` from the first error after a success, in a group at most 10 s. After retryable
+        errors, a range with an open end may repeat pulls for ever.
         """
         if not self._troubles:
             return
@@ -542,7 +548,7 @@ class RangeWindow:
         return (2 if self._is_pulled_again(trouble) else 1), 0
 
     def stand_still(self) -> None:
-        """Fail the range, because nothing would ever happen to it any more.
+        """Fail the range, which would otherwise wait for ever because of a defect.
 
         Call this if the range is not over, waits for nothing, and has no pull to send.
         """
@@ -581,9 +587,9 @@ class RangeWindow:
         Return None if the pull is simply to be sent again.
 
         A broker that keeps resets itself (``useServerSideResetOffset``) answers so to the group's next pull
-        of the queue, once (``ConsumerOffsetManager.queryThenEraseResetOffset``). A group's range ends here,
-        to be planned again from the target. A reader without a group ignores the first such answer; a second
-        one before any success counts as an error.
+        of the queue, once (``ConsumerOffsetManager.queryThenEraseResetOffset``). A group's range ends with
+        the error, and the queue is planned again from ``target``. A reader without a group ignores the first
+        such answer; a second one before any success counts as an error.
         """
         queue = self._of.planned.queue
         if self._settings.is_group_read:
@@ -597,7 +603,7 @@ class RangeWindow:
         return None
 
     def _refused(self, error: RocketMQError) -> RocketMQError:
-        """Return the error of a refusal; if a slave replaces its master, return an error that may pass."""
+        """Return the error for a refused pull; if a slave replaces its master, this is one that may pass."""
         if self._of.is_slave and isinstance(error, BrokerError) and not error.retryable:
             return TransportError(self._of.address, f"the slave refuses, and its master is down: {error}")
         return error
@@ -677,7 +683,10 @@ class RangeWindow:
     # --- handing out ----------------------------------------------------------------------------------------
 
     def take(self) -> list[PullChunk]:
-        """Return the chunks next in queue order; a segment's only if all earlier segments are complete."""
+        """Return the next chunks in queue order.
+
+        A segment's chunks are returned only if all earlier segments are complete.
+        """
         self._handed_out = self.segments.reached
         return self.segments.take()
 
@@ -732,13 +741,14 @@ class FetchWindow:
 
     @property
     def answers_to_next_burst(self) -> int:
-        """Number of answers after which ``tasks`` usually has more pulls; 1 if a range has an open end."""
+        """Number of answers to await before ``tasks`` usually has new pulls; 1 if a range has an open end."""
         return 1 if self._has_open_ends else max(1, self.in_flight - self._depth // 2)
 
     def tasks(self, now_s: float) -> list[PullTask]:
-        """Return the pulls to send now: usually none while many are in flight, then several together.
+        """Return the pulls to send now.
 
-        Pulls that are sent one by one cost broker and client twice as much.
+        Usually there are none while many pulls are in flight, and later several together: pulls that are sent
+        one by one cost broker and client twice as much.
         """
         # Nearly always each range at its queue's end has a held pull, and there is nothing to send.
         may_ask = [each for each in self._open if not each.has_held_pull and each.may_ask(now_s)]

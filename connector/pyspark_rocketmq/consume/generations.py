@@ -1,12 +1,13 @@
 """Decides where a queue's next generation begins: when its log is not the one that was consumed.  Pure.
 
 A *generation* is one of the logs that a queue has had. It ends when the queue's topic is deleted and created
-again, or when its broker loses the end of its log: other messages then have the same offsets
-(``sinks.base``). Bounds do not show it, because the new log may have grown past the old offsets. So the
-offset row remembers the newest message consumed, and a few before it: the queue offset of each, its place in
-the broker's log, and its store time. Master and replicas share these numbers, and no other message at this
-offset has them. A group that begins at, or is set to, an offset after stored messages remembers the last
-message that it skipped. The sink also keeps the newest message, since the sink may be ahead of the row.
+again, or when the queue's broker loses the end of its log: other messages then have the same offsets. The
+queue's bounds do not show this, because the new log may have grown past the old offsets. So the queue's row
+in the offset store remembers the newest message consumed, and a few before it: the queue offset of each, its
+place in the broker's log, and its store time. Master and replicas share these numbers, and no other message
+at this offset has them. If a group begins at, or is set to, an offset after stored messages, the row
+remembers the last message that the group skipped. The sink also keeps the newest message consumed, because
+the sink may be ahead of the row.
 
 **Where the logs differ** (:func:`find_change`) depends only on the log:
 
@@ -19,10 +20,10 @@ message that it skipped. The sink also keeps the newest message, since the sink 
 3. Where neither number separates old from new, everything counts as new: repeated messages cost less than
    lost ones.
 
-**Where the group goes on** (:func:`next_generation`) depends on its position, too. If the position is below
-the change, the old generation goes on up to the change. If it is at or above the change, the next generation
-begins: at the change, or where an operator or another client has put the group since. It also begins at the
-change if another client has put the group below the change.
+**Where the group goes on** (:func:`next_generation`) depends on the group's position, too. If the position is
+below the change, the old generation goes on up to the change. If the position is at or above the change, the
+next generation begins: at the change, or where an operator or another client has put the group since. The
+next generation also begins at the change if another client has put the group below the change.
 
 A planner checks a queue after a claim or a reset, and when its bounds look suspicious. A log may also change
 unnoticed: between two plans, or between a plan and its pulls. So a task pulls the last consumed message
@@ -62,7 +63,7 @@ NO_WITNESSES: Final = Witnesses()
 
 
 def shows_another_log(ahead: LastMessage, found: LastMessage | None, bounds: QueueBounds) -> bool:
-    """Return whether the consumed message ``ahead`` is gone: replaced by ``found``, or beyond the end.
+    """Return whether the consumed message ``ahead`` is gone: replaced by another, or after the queue's end.
 
     ``found`` is the message now at the offset of ``ahead``. It is None if no message could be read there,
     which shows nothing.
@@ -87,8 +88,8 @@ class NewestStored(NamedTuple):
 def shows_later_log(newest: NewestStored, found: LastMessage | None, bounds: QueueBounds) -> bool:
     """Return whether the queue has another log than when ``newest`` was its last message.
 
-    ``found`` is the message now at the offset of ``newest``; None if no message could be read there. None
-    shows another log only if the queue ends before that offset.
+    ``found`` is the message now at the offset of ``newest``; None if no message could be read there. The
+    result is true if ``found`` was stored later than ``newest``, or if the queue ends before that offset.
     """
     is_later = found is not None and found.store_timestamp > newest.stored_at_ms
     return is_later or newest.queue_offset >= bounds.max_offset
@@ -120,19 +121,20 @@ class Meetings(NamedTuple):
     """Content of :class:`Boundaries`: offsets where generations (successive logs) of a queue meet."""
 
     behind: tuple[tuple[int, RememberedMessages], ...] = ()
-    """Pairs for the row's generation and earlier ones, newest first: the offset at which the generation
-    began, and the remembered messages of the generation before it."""
+    """Pairs for the generation in the queue's offset row and for earlier ones, newest first. A pair has the
+    offset at which the generation began, and the remembered messages of the generation before it."""
     ahead: int | None = None
-    """Offset at which the next generation begins, if the position was set back below it; otherwise None."""
+    """Offset at which the next generation begins, if the position was set back below this offset; else None.
+    """
 
 
 class Boundaries(StoredValue[Meetings]):
     """Offsets at which the generation in a queue's offset row, and its neighbours, begin.
 
-    A *generation* is one of the logs that a queue has had. A position that is set back below such an offset
-    belongs to an earlier generation: the messages between the two were consumed in that generation, and sinks
-    have their rows under its number. The offsets of earlier generations are kept until a message of the row's
-    generation is consumed.
+    A *generation* is one of the logs that a queue has had. If the position is set back below such an offset,
+    it belongs to an earlier generation: the messages between the position and the offset were consumed in
+    that generation, and sinks have their rows under its number. The offsets of earlier generations are kept
+    until a message of the row's generation is consumed.
 
     Text: JSON ``[[[offset, text of the messages], …], ahead]``.
 
@@ -144,15 +146,15 @@ class Boundaries(StoredValue[Meetings]):
 
     @property
     def behind(self) -> tuple[tuple[int, RememberedMessages], ...]:
-        """Where the row's generation and earlier ones began, with the messages of the generation before.
+        """Where the row's generation and earlier ones began, each with the messages of the generation before.
 
-        The newest comes first; see :class:`Meetings`.
+        The newest generation comes first; see :class:`Meetings`.
         """
         return self._read().behind
 
     @property
     def ahead(self) -> int | None:
-        """Offset at which the next generation begins, if the position was set back below it, else None."""
+        """Offset at which the next generation begins; None unless the position was set back below it."""
         return self._read().ahead
 
     def begun(self, at: int, messages: RememberedMessages) -> Boundaries:
@@ -170,10 +172,10 @@ class Boundaries(StoredValue[Meetings]):
         return Boundaries(self._read()._replace(behind=())) if self.behind else self
 
     def back_to(self, position: int) -> tuple[int, Boundaries, RememberedMessages | None]:
-        """Return how many generations back a position belongs, with the boundaries and messages to store.
+        """Return how many generations before the row's a position belongs to, and what the row must store.
 
-        The messages are for the queue's row in the offset store to remember; they are None if the generation
-        stays the same.
+        The row must store the returned boundaries, and remember the returned messages. If the position
+        belongs to the row's generation, the number is 0 and the messages are None.
         """
         behind = self.behind
         passed = [at for at, _ in behind]
@@ -215,14 +217,17 @@ class LogChange(NamedTuple):
 
 
 Search = Generator[int, LastMessage | None, LogChange | None]
-"""Yields offsets and receives the message at each, None if there is none; returns the change, None if the log
-is the same."""
+"""Generator that yields offsets, receives the message at each, and returns the change of the log.
+
+It receives None if there is no message at the offset. It returns None if the log is the same.
+"""
 
 
 def find_change(messages: Sequence[LastMessage], bounds: QueueBounds) -> Search:
-    """Return a ``Search`` for where a queue's log differs from the one with the remembered ``messages``.
+    """Return a ``Search`` for the offset from which on a queue's log differs from the consumed one.
 
-    ``messages`` are sorted newest first.
+    ``messages`` are those of the consumed log that the queue's row remembers, sorted newest first. ``bounds``
+    are the queue's present bounds.
     """
     low, lost, there = bounds.min_offset, None, None
     for message in messages:
@@ -247,9 +252,9 @@ def find_change(messages: Sequence[LastMessage], bounds: QueueBounds) -> Search:
 def change_found(
     messages: Sequence[LastMessage], bounds: QueueBounds, message_at: Callable[[int], LastMessage | None]
 ) -> LogChange | None:
-    """Return the result of :func:`find_change`; ``message_at`` returns the message that is now at an offset.
+    """Run :func:`find_change`, and return the change that it finds; None if the log is the same.
 
-    Any error of ``message_at`` is raised.
+    ``message_at`` returns the message that is now at an offset. Any error that it raises is raised here.
     """
     search = find_change(messages, bounds)
     try:
@@ -296,7 +301,7 @@ def _came_after(message: LastMessage, other: LastMessage) -> bool:
 
 
 class Standing(NamedTuple):
-    """Position of a group in a queue, according to the queue's row in the offset store."""
+    """Position of a group in a queue, as the queue's row in the offset store has it."""
 
     next_offset: int
     messages: tuple[LastMessage, ...]
@@ -348,9 +353,10 @@ def next_generation(
     A generation is one of the logs that a queue has had.
 
     Args:
-        standing: Position according to the stored row.
-        bounds: The broker's bounds.
-        change: Result of :func:`find_change`.
+        standing: Position in the stored row.
+        bounds: The queue's bounds at its broker.
+        change: Result of :func:`find_change`: where the log differs; None if no remembered message shows a
+            difference.
     """
     position = standing.next_offset
     within = min(max(position, bounds.min_offset), bounds.max_offset)

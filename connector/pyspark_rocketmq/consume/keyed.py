@@ -20,8 +20,8 @@ have in the queue. So a message may be finished while an earlier one is not. The
    several messages of a lane, with a gap between them. A dead letter above that gap is sent again if the run
    ends before the gap is closed.
 5. If the range's first message was given back by the listener in an earlier run, only its lane is delivered
-   until a message is committed. Otherwise a message that always fails would have all other messages delivered
-   again with each range.
+   until that message is committed. Otherwise a message that always fails would have all other messages
+   delivered again with each range.
 6. A run that has lasted 60 s makes no new delivery. The first lane is an exception while the listener has had
    messages of it without a commit.
 7. If the first lane is suspended and messages above it are finished, the task waits for the run (``leads``),
@@ -120,7 +120,7 @@ class _Lane(OrderlyConsumption):
 
     @property
     def has_had_all(self) -> bool:
-        """Whether the listener has had all admitted messages of the lane, and has not committed the last."""
+        """Whether the listener has had all admitted messages of the lane, the last ones without a commit."""
         return self.accumulated > 0 and self._next == self._count and not self._stop
 
     @property
@@ -206,7 +206,7 @@ class KeyedConsumption:
         self._lanes: dict[Key, _Lane] = {}
         """Lanes that have admitted messages which are not committed."""
         self._admitted = 0
-        """Number of messages admitted so far; all below this index are."""
+        """Number of messages admitted so far; all messages below this index are admitted."""
         self.committed = 0
         """Number of messages finished without a gap from the first on; also the lowest unfinished index."""
         self._above: set[int] = set()
@@ -214,7 +214,10 @@ class KeyedConsumption:
         self._out: set[Key] = set()
         """Keys whose messages are with the listener now, or are being sent as dead letters."""
         self._ready: list[int] = []
-        """Heap with the next index of each lane that may be delivered; outdated entries are skipped."""
+        """Heap with the index of the next message of each lane that may be delivered.
+
+        Outdated entries are skipped.
+        """
         self._suspended: list[tuple[float, int, Key]] = []
         """Heap of suspended lanes: the end of the pause, a number that breaks ties, and the key."""
         self._suspensions = 0
@@ -225,9 +228,9 @@ class KeyedConsumption:
         """Whether a delivery was made in the current time slice."""
         self._is_given_up = False
         self.goes_on_at_s: float | None = None
-        """When the key of the lowest unfinished message goes on, if the run stopped in its suspension.
+        """When the suspension ends of the key that the lowest unfinished message has.
 
-        Otherwise None.
+        None unless the run has stopped during this suspension.
         """
         self.wakes_at_s: float | None = None
         """Time at which a suspended run may go on: the earliest end of a lane's suspension, or the arrival of
@@ -309,7 +312,7 @@ class KeyedConsumption:
     def next_work(self, now_s: float) -> KeyedDelivery | DueLetters | None:
         """Return the next delivery, or dead letters to send; None if there is neither now.
 
-        If None is returned and ``finished`` is set, the run is over or suspended.
+        After None, ``finished`` is set if the run is over or suspended.
         """
         if self.finished is not None:
             return None
@@ -345,7 +348,7 @@ class KeyedConsumption:
         return self.goes_on_at_s is not None and bool(self._above) and now_s < self.lead_ends_s
 
     def go_on(self, now_s: float) -> None:
-        """Continue the run if it is suspended, else do nothing. If its 60 s are over, they begin again."""
+        """Continue the run if it is suspended, else do nothing. If the 60 s are over, they begin again."""
         if self.finished is not OrderlyFinish.SUSPENDED:
             return
         self.finished = self.goes_on_at_s = self.wakes_at_s = None
@@ -363,7 +366,9 @@ class KeyedConsumption:
                 self._finish(OrderlyFinish.EXHAUSTED if self._is_over else OrderlyFinish.GIVEN_UP)
 
     def stop(self) -> None:
-        """End immediately: ``finished``, if None, becomes EXHAUSTED if all is finished, otherwise SLICE_USED.
+        """End the run now. If ``finished`` is None, it becomes EXHAUSTED or SLICE_USED.
+
+        It becomes EXHAUSTED if all messages of the range are finished.
 
         Raises:
             RuntimeError: If messages are with the listener.
@@ -397,9 +402,9 @@ class KeyedConsumption:
     def sent_back(self, key: Key, stored: Collection[int], now_s: float) -> Outcome:
         """Note that dead letters of a key were sent; ``stored`` has the indexes that a broker has stored.
 
-        Return an outcome with the effect COMMIT (ACCUMULATE without autoCommit) if each message of the
-        delivery is now stored as a dead letter, else PUT_BACK; then only this key is suspended. See row D6 of
-        ``docs/semantics.md``.
+        The effect of the returned outcome is COMMIT (ACCUMULATE without autoCommit) if each message of the
+        delivery is now stored as a dead letter. Otherwise the effect is PUT_BACK, and only this key is
+        suspended. See row D6 of ``docs/semantics.md``.
         """
         lane = self._lanes[key]
         before = lane.committed

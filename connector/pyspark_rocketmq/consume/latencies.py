@@ -20,7 +20,7 @@ from typing import Any, Final, NamedTuple, Self
 LONGEST_MS: Final = 3_600_000
 """Latencies of this many milliseconds and more share one bucket."""
 BITS: Final = 3
-"""Logarithm of the number of buckets of each power of two."""
+"""Binary logarithm of the number of buckets for each power of two: there are eight."""
 _EACH: Final = 1 << BITS
 
 
@@ -111,7 +111,7 @@ class LatencyHistogram:
     def later_by(self, delay_ms: int) -> LatencyHistogram:
         """Return the histogram with each latency longer by ``delay_ms``; unchanged if that is 0 or less.
 
-        All messages of a bucket move with its largest latency.
+        A message of a bucket counts as if it had the bucket's largest latency.
         """
         if delay_ms <= 0 or not self.counts:
             return self
@@ -142,7 +142,10 @@ class LatencyHistogram:
         return Percentiles(self.messages, p50, p95, p99, p999, self.longest_ms)
 
     def below(self, edges_ms: Sequence[int]) -> Iterator[int]:
-        """Yield how many latencies are below each of ``edges_ms``, which ascend and are starts of buckets."""
+        """Yield, for each of ``edges_ms``, how many latencies are below this edge.
+
+        The edges ascend, and each one is the smallest latency of a bucket.
+        """
         buckets = sorted(self.counts)
         seen = at = 0
         for edge in edges_ms:
@@ -199,7 +202,10 @@ class StoreLatencies(NamedTuple):
         )
 
     def to_commit(self, at_ms: int) -> LatencyHistogram:
-        """Return how old each message was at its task's commit; without such a commit, at ``at_ms``."""
+        """Return the ages of the messages at their commit.
+
+        That is their task's commit or, for messages that their task has not committed, the moment ``at_ms``.
+        """
         return self.committed.plus(self._ages_at(at_ms))
 
     def commit(self, at_ms: int) -> StoreLatencies:

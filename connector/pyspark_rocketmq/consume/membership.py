@@ -19,13 +19,14 @@ member gets and gives up a single queue. Ids such as B4 name rows of ``docs/sema
 6. Plans have numbers. A report that a batch is over, for all queues or for some, names its plan, so a late
    report does not touch the plan that is under way by then.
 7. A member that stops gives back immediately the queues that no batch holds, and the others when their batch
-   is over: the next owner of a queue must not overlap with a call of that batch. It waits only as long as
-   Spark lets Python workers go on after a stop. With locks and a batch under way it leaves the group first,
-   so that the others wait for its locks and a drain does not end without its queues. Without locks it leaves
-   last, since the others begin as soon as it is off the list.
+   is over: the next owner of a queue must not overlap with a call of that batch. The member waits for the
+   batch only as long as Spark lets Python workers go on after a stop. With locks and a batch under way, the
+   member unregisters from the group before it unlocks. Then the other members wait for its locks, and a drain
+   of theirs does not end without its queues. Without locks the member unregisters last, because the others
+   take its queues as soon as it is off the list.
 8. A broker may have granted a lock although no answer came. It may also keep a lock that has expired only
    here, or whose queue another member has claimed in the offset store. Such a queue is unlocked once it is
-   no longer wanted, and no batch holds it.
+   no longer allocated to this member, and no batch holds it.
 
 Source: RocketMQ 5.3.3 ``RebalanceImpl``, ``RebalanceService``, ``MQClientInstance``,
 ``ConsumeMessageOrderlyService``.
@@ -77,7 +78,7 @@ class OwnershipEvent(Enum):
 
     ALLOCATED = "ALLOCATED"
     TAKEN_AWAY = "TAKEN_AWAY"
-    """No longer our share, and no batch under way holds it."""
+    """The queue is no longer in our share, and no batch under way holds it."""
     TAKEN_AWAY_IN_BATCH = "TAKEN_AWAY_IN_BATCH"
     GRANTED = "GRANTED"
     """The broker locked the queue for us, or renewed our lock; without locks, the allocation is enough."""
@@ -291,10 +292,11 @@ class Membership:
         return plannable
 
     def planned(self, grants: Mapping[MessageQueue, int], now_s: float) -> frozenset[MessageQueue]:
-        """Note the plan's queues, with their grants at its beginning; return the queues that may be run.
+        """Note the plan's queues; return those that may be run.
 
-        A process may be paused while it makes a plan: a queue whose grant has ended meanwhile must leave the
-        plan. Queues that are not in the plan may be released.
+        ``grants`` has the number of each queue's grant, as :meth:`begin_plan` returned it. A process may be
+        paused while it makes a plan, so a queue whose grant has ended meanwhile must leave the plan. From now
+        on, queues that are not in the plan may be released.
         """
         valid = frozenset(
             queue
@@ -308,7 +310,7 @@ class Membership:
         return valid
 
     def batch_over(self, now_s: float) -> None:
-        """Note that the micro-batch under way was committed or failed for good: it holds no queues now."""
+        """Note that the micro-batch under way was committed or has failed for good: it holds no queue now."""
         self.free(self._plan, None, now_s)
 
     def free(self, plan: int, queues: Collection[MessageQueue] | None, now_s: float) -> None:
@@ -327,14 +329,17 @@ class Membership:
         return self._plan, self._planned
 
     def must_leave(self) -> frozenset[MessageQueue]:
-        """Return queues of the plan under way that are not in HELD any more: tasks must give them up.
+        """Return the queues of the plan under way that are not in HELD any more: tasks must give them up.
 
-        In LEAVING a queue still has its lock. See row D7 of ``docs/semantics.md``.
+        A queue in LEAVING still has its lock. See row D7 of ``docs/semantics.md``.
         """
         return frozenset(queue for queue in self._planned if self._phases.get(queue) is not Phase.HELD)
 
     def claimed_by_other(self, queue: MessageQueue, now_s: float) -> None:
-        """Note that the offset store names another owner; ``queue`` is tried again after ``rebalance_s``."""
+        """Note that the offset store names another owner of ``queue``.
+
+        The queue is tried again after ``rebalance_s``.
+        """
         if queue in self._phases:
             if self._needs_locks and self._phases[queue] is Phase.HELD:
                 self._doubtful.add(queue)
@@ -365,16 +370,16 @@ class Membership:
 
     @property
     def is_settled(self) -> bool:
-        """Whether this member's share is known and every queue of it is held."""
+        """Whether this member's share is known and every queue of the share is held."""
         is_known = bool(self._queues) if self._is_broadcast else self._members is not None
         return is_known and self._is_share_known and Phase.WANTED not in self._phases.values()
 
     # --- for the driver -------------------------------------------------------------------------------------
 
     def due(self, now_s: float) -> list[GroupAction]:
-        """Drop expired locks, unless the member stops; return the actions to do now.
+        """Return the actions to do now; drop expired locks before, unless the member stops.
 
-        Calls for locks and for the members are not repeated before their results are reported.
+        A call for locks or for the members is not returned again before its result is reported.
         """
         if self._leave_at_s is not None:
             is_time = now_s >= self._leave_at_s or not self._planned or self._is_broadcast
@@ -439,7 +444,7 @@ class Membership:
         self._heartbeat_at_s = min(self._heartbeat_at_s, now_s)
 
     def notified(self, now_s: float) -> None:
-        """Have the members asked for soon: a broker reported a change (NOTIFY_CONSUMER_IDS_CHANGED)."""
+        """Request the members soon, because a broker reported a change (NOTIFY_CONSUMER_IDS_CHANGED)."""
         self._look_at_s = now_s
 
     def members_listed(self, client_ids: Iterable[str], now_s: float) -> None:
@@ -491,10 +496,10 @@ class Membership:
         self._renew_at_s = min(self._renew_at_s, now_s + self._timing.lock_retry_s)
 
     def stop(self, now_s: float = 0.0, *, calls_end_s: float = 0.0) -> None:
-        """Plan nothing more, and leave when the plan under way is over, after ``calls_end_s`` at the latest.
+        """Plan nothing more, and leave the group when the plan under way is over.
 
-        A broadcasting member leaves immediately. :meth:`due` unlocks and unregisters. Only the first call
-        counts.
+        The member leaves after ``calls_end_s`` seconds at the latest, and a broadcasting member immediately.
+        :meth:`due` then returns the actions to unlock and unregister. Only the first call counts.
         """
         if self._leave_at_s is None:
             self._leave_at_s = now_s + calls_end_s
@@ -625,10 +630,11 @@ class Membership:
         return [Unlock(*each) for each in _by_broker(free)]
 
     def _actions_before_last(self, now_s: float) -> list[GroupAction]:
-        """Give back the queues that the plan under way does not hold any more; keep the others.
+        """Return the actions of a member that stops, while its plan is under way.
 
-        The returned actions also renew locks or, without locks, send heartbeats: Spark may let calls go on
-        for longer than a lock or a membership lasts.
+        They give back the queues that the plan does not hold any more. They also renew the locks of the other
+        queues or, without locks, send heartbeats: Spark may let calls go on for longer than a lock or a
+        membership lasts.
         """
         for queue in [queue for queue in self._phases if queue not in self._planned]:
             self._happened(queue, OwnershipEvent.TAKEN_AWAY, now_s)

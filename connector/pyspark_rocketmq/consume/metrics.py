@@ -129,7 +129,7 @@ class MetricsSnapshot(StoredValue[Watched]):
     __slots__ = ()
 
     def as_of(self, now_s: float) -> RecentSums:
-        """Return the stored sums, as far as they still count at ``now_s``.
+        """Return the stored sums as of ``now_s``: those that are too old become 0.
 
         The minute's sums are 0 if the snapshot is a minute old or older, the hour's sums if it is an hour old
         or older. Until then they are returned unchanged.
@@ -172,9 +172,9 @@ def _watched(found: Any) -> Watched:
 
 
 class RecentMetrics(Generic[KeyT]):
-    """Sums metrics over the last minute and the last hour, separately for each key.
+    """Sums metrics over the last minute and the last hour, separately for each key, such as a queue.
 
-    It must receive all metrics of a key. The caller passes the time.
+    One object must receive all metrics of a key. The caller passes the time.
     """
 
     def __init__(self, began_s: float) -> None:
@@ -196,7 +196,7 @@ class RecentMetrics(Generic[KeyT]):
 
 
 def status_of(snapshots: Iterable[MetricsSnapshot], now_s: float) -> ConsumeStatus:
-    """Return a topic's rates and mean durations, as RocketMQ reports them, from the metrics of its queues.
+    """Return a topic's rates and mean durations, as RocketMQ reports them, from its queues' ``snapshots``.
 
     The numbers are the last minute's, with two exceptions. The number of failed messages is the last hour's.
     So is the mean duration of listener calls if there was no call in the last minute.

@@ -1,8 +1,9 @@
-"""Interprets a refusal: either "not now", or an error that the user must act on. No I/O.
+"""Interprets a server's refusal: either "not now", or an error that the user must act on. No I/O.
 
-A Java consumer pulls again after 3 s whatever its broker answered (``PullCallback.onException``). Here a
-query that the cluster has served before does the same, but only for the queue or the broker in question; at
-first contact most refusals end it. ``RocketMQError.may_pass`` decides which errors are final.
+A Java consumer pulls again after 3 s whatever its broker answered (``PullCallback.onException``). A query
+that the cluster has served before does the same, but only for the queue or the broker in question. At the
+query's first contact with the cluster, most refusals end the query. ``RocketMQError.may_pass`` decides which
+errors are final.
 
 Source: ``DefaultMQPushConsumerImpl.pullMessage``, ``pullTimeDelayMillsWhenException``.
 """
@@ -23,11 +24,11 @@ REFUSED_PAUSE_S: Final = 3.0
 
 
 def waits(error: RocketMQError, *, has_worked: bool) -> bool:
-    """Return whether a group or a plain stream waits and asks again instead of ending with ``error``.
+    """Return whether a query of a group or a plain stream waits and asks again after ``error``.
 
-    It always waits after a ``retryable`` error, and if an operator has switched off reading. If the cluster
-    has served the query before (``has_worked``), it also waits after an error with ``passes_later``. Every
-    other error ends it.
+    The query always waits after a ``retryable`` error, and if an operator has switched off reading. If the
+    cluster has served the query before (``has_worked``), it also waits after an error with ``passes_later``.
+    Every other error ends the query.
     """
     return isinstance(error, ConsumptionForbidden) or error.may_pass(has_worked=has_worked)
 
@@ -56,11 +57,13 @@ def reports_no_members(error: RocketMQError) -> bool:
 def is_pulled_again(error: RocketMQError, *, is_group_read: bool, has_worked: bool) -> bool:
     """Return whether a task that reads a range repeats a failed pull after a pause.
 
-    It repeats pulls until its time is up: ``retryTimeoutMs``, in a group at most 10 s. Any reader repeats a
-    pull after a ``retryable`` error. After another error a group repeats it only if the error is unexplained
-    (:func:`is_unexplained`) and nothing has been read yet (``has_worked``); otherwise it ends the range
-    there, so that the queue rests and the others go on. Any other reader repeats it if the error is
-    unexplained or may pass.
+    The task repeats pulls until its time is up: ``retryTimeoutMs``, in a group at most 10 s. Any reader
+    repeats a pull after a ``retryable`` error. After another error:
+
+    * A group repeats the pull only if the error is unexplained (:func:`is_unexplained`) and nothing has been
+      read yet (``has_worked`` is false). Otherwise the range ends there, so that its queue rests and the
+      other queues go on.
+    * Any other reader repeats the pull if the error is unexplained or may pass.
 
     Args:
         error: The pull's error.
@@ -77,8 +80,8 @@ def is_pulled_again(error: RocketMQError, *, is_group_read: bool, has_worked: bo
 def is_sent_again(error: RocketMQError, *, has_worked: bool) -> bool:
     """Return whether a write sends a batch again to the queue that refused it, while its time is not up.
 
-    It does after a ``retryable`` error. After a code that explains nothing (:func:`is_unexplained`) it does
-    only if Java's producer retries this code and the queue's cluster has accepted messages before
+    A write does so after a ``retryable`` error. After a code that explains nothing (:func:`is_unexplained`)
+    it does so only if Java's producer retries this code, and the queue's cluster has accepted messages before
     (``has_worked``).
     """
     if error.retryable:

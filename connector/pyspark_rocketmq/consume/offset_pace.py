@@ -1,15 +1,15 @@
 """Decides when a query stores its offsets, which need not follow each commit of its rows.
 
 A sink's watermarks go with its rows. So a query that is killed before it has stored its offsets consumes some
-messages again, and the sink leaves out their rows: that costs calls of the listener, never rows. Between two
-commits of offsets, the queues whose rows are committed are *behind* in the store.
+messages again, and the sink leaves out their rows: that costs calls of the listener, but no row is missing or
+doubled. A queue is *behind* while its rows are committed and its offset is not stored yet.
 
 A *group* is a number of task results that are committed together.
 
 Rule 1: without a sink the offset store is the only record, so offsets are stored with each group. With a sink
 they are stored when their time has come (rule 2), with the next group or without one.
-Rule 2: offsets are stored once a second. If storing takes long, they are stored less often, so that it takes
-at most one fiftieth of the time, but at least every five seconds, as by Java's
+Rule 2: offsets are stored once a second. If storing takes long, they are stored less often, so that storing
+takes at most one fiftieth of the time. But they are stored at least every five seconds, which is Java's
 ``persistConsumerOffsetInterval``. The first group after a pause is stored with its offsets.
 Rule 3: some progress is stored immediately: suspensions and how often messages were tried, which no sink has;
 a reset or another log, which the store is to follow; and offsets of queues that no task delivers any more,
@@ -75,8 +75,8 @@ class OffsetPace:
     ) -> bool:
         """Return whether an offset of one of the ``ended`` queues is still to be stored.
 
-        It is if rows of the queue are committed without its offset, or if the queue is one of ``others``, the
-        queues of a group to commit.
+        That is so if the queue is behind, or if it is one of ``others``, the queues of a group that is about
+        to be committed.
         """
         return any(queue in self._behind or queue in others for queue in ended)
 

@@ -153,7 +153,8 @@ def _no_status(returned: object) -> str:
 class OrderlyFinish(StrEnum):
     """Why a run (the consumption of one range) makes no more deliveries.
 
-    The listener has had all messages; the queue is suspended; the run's time is used up; or it is given up.
+    EXHAUSTED: the listener has had all messages. SUSPENDED: the queue is suspended. SLICE_USED: the run's
+    time is used up.
     """
 
     EXHAUSTED = "EXHAUSTED"
@@ -170,7 +171,7 @@ class OrderlyDelivery(NamedTuple):
     stop: int
     retry_counts: tuple[int, ...] = ()
     """How often each message was put back before; empty if none was. The listener sees the sum of this number
-    and the one that the broker stored."""
+    and the reconsume times that the broker stored with the message."""
 
 
 class _Failed(NamedTuple):
@@ -273,8 +274,8 @@ class OrderlyConsumption:
         self._yield_after_s = inf
         """``_slice_end_s`` once a delivery was made; infinite before, so that a late start makes progress."""
         self.goes_on_at_s: float | None = None
-        """When the queue may go on, by the monotonic clock; None unless this run ended suspended. Its ack has
-        the wall clock's time (``QueueState.suspended_until_s``)."""
+        """When the queue may go on, by the monotonic clock; None unless this run is suspended. The run's ack
+        has this moment by the wall clock (``QueueState.suspended_until_s``)."""
         self.finished: OrderlyFinish | None = None
         """Why the run makes no more deliveries; None while it goes on."""
 
@@ -431,7 +432,7 @@ class OrderlyConsumption:
         return outcome
 
     def sent_back(self, stored: Collection[int], now_s: float) -> Outcome:
-        """Note that the last outcome's dead letters were sent; ``stored`` has the indexes of those stored.
+        """Note that the last outcome's dead letters were sent; ``stored`` has the indexes of stored ones.
 
         If a broker has stored each message of the delivery, the delivery counts as consumed. Otherwise the
         whole delivery is put back and the queue is suspended; only messages that are not stored count as
@@ -485,7 +486,10 @@ class OrderlyConsumption:
             self.finished = finish
 
     def _used_up(self, stop: int) -> tuple[int, ...]:
-        """Return the indexes of the running delivery's messages that were put back as often as allowed."""
+        """Return the indexes of the running delivery's messages that must not be put back once more.
+
+        They were put back as often as ``max_reconsume_times`` allows, so they become dead letters.
+        """
         most = self._settings.max_reconsume_times
         if most == UNLIMITED:
             return ()

@@ -56,15 +56,15 @@ class QueueAck:
     """Whether another message now has the offset of a consumed one, because the topic was created again or
     the broker lost messages. The queue must then be checked."""
     dead_letters: int = 0
-    """Number of messages sent as dead letters; a batch that runs again sends them again."""
+    """Number of messages sent as dead letters; if the batch runs again, they are sent again."""
     sent_back: int = 0
-    """Number of messages that a concurrent listener gave back and their broker has stored, to deliver them
-    again or as dead letters; a batch that runs again sends them again."""
+    """Number of messages that a concurrent listener gave back and that a broker has stored, to deliver them
+    again or as dead letters. If the batch runs again, they are sent again."""
     last_error: str = ""
     """The last error, in one short line; empty if there was none."""
     refused_letter: str = ""
-    """Error with which brokers refuse a message that is to be sent back or made a dead letter, so that its
-    queue waits; empty if they refuse none."""
+    """Error with which brokers refuse a message that is to be sent back or to become a dead letter, so that
+    the message's queue waits; empty if no message is refused."""
     metrics: ConsumeMetrics = field(default_factory=ConsumeMetrics)
     """Metrics of reading and consuming the range."""
     latencies: StoreLatencies = field(default=NO_LATENCIES, compare=False)
@@ -126,7 +126,7 @@ def not_begun(planned: QueueRange, now_s: float) -> QueueAck:
 class Part:
     """A task's results for some of its queues: written rows, and an ack for each queue.
 
-    They are committed or dropped together, unless the sink can remove the rows of some queues from a part.
+    A part is committed or dropped as a whole, unless the sink can remove the rows of some queues from it.
     """
 
     id: str
@@ -237,10 +237,10 @@ def check_chains(parts: Iterable[Part]) -> None:
 def parts_without(
     parts: Iterable[Part], queues: Collection[MessageQueue]
 ) -> tuple[tuple[Part, ...], tuple[Part, ...]]:
-    """Divide parts into those that have none of these queues, and the others.
+    """Divide parts into those that can be committed without these queues, and all others.
 
-    A later part that shares a queue with one of the others is among the others, too: it continues where that
-    part has ended, and so must not be committed without it.
+    The others are each part with one of these queues, and each later part that shares any queue with one of
+    the others: it continues where the earlier part has ended, so it must not be committed without that part.
     """
     gone = set(queues)
     kept: list[Part] = []
@@ -269,7 +269,7 @@ def continued(parts: Sequence[Part]) -> Part:
 
 
 def reset_after(ack: QueueAck, reset_to: int) -> QueueAck:
-    """Return an ack that follows ``ack`` and changes nothing but to report a reset to offset ``reset_to``."""
+    """Return an ack that follows ``ack``, has no progress, and reports a reset to offset ``reset_to``."""
     return replace(
         ack,
         start=ack.state.next_offset,

@@ -8,15 +8,15 @@
    30 s; one that ends later was written before the clock was set back and counts as over.
 3. If the next offset is outside the broker's bounds, a gap is reported. The range begins at the corrected
    offset if gaps are skipped; otherwise the queue is left out.
-4. The range ends at the smallest of the broker's end, its cap and the flow-control threshold. A queue that
-   was suspended at its first message gets at most 1,024 offsets, the largest possible delivery: it may well
-   stop there again, and a growing backlog must not take the others' share for messages that are not
-   delivered.
+4. The range ends at the smallest of the broker's end, the queue's cap and the flow-control threshold. A queue
+   that was suspended at the message with which its new range begins gets at most 1,024 offsets, the largest
+   possible delivery. The listener may well stop there again, and offsets that are not delivered must not use
+   up the other queues' share of the limit.
 5. The total limit is shared among the queues in proportion to what each still has to read, at least one
    offset each. The limit in bytes is shared in the same way.
-6. If a listener has committed none of the messages it received (autoCommit=false), the next range of its
-   queue has these messages and at least as many new ones, up to the flow-control threshold. If there are no
-   new messages, the queue waits for a while.
+6. If a listener has committed none of the messages of a range (autoCommit=false), the next range of the queue
+   has these messages and at least as many new ones, up to the flow-control threshold. If there are no new
+   messages, the queue waits for a while.
 
 In real time a plan has *open* ranges, which have no end, and no limits (:func:`plan_open_ranges`). It has a
 range for every queue: also for a queue with nothing to read, and for a suspended queue, whose range begins
@@ -86,9 +86,9 @@ REST_S: Final = 60.0
 class StuckQueueDetector:
     """Finds queues of this consumer that have messages and are not suspended, but are in no plan for 120 s.
 
-    That should never happen. If it does, this consumer's memory of the queue is wrong, and claiming the queue
-    again corrects it. A suspended queue is expected to wait and is not counted (alibaba/rocketmq#459). See
-    row B6 of ``docs/semantics.md``.
+    That should never happen. If it does, this consumer's memory of the queue is wrong, and the caller claims
+    the queue again to correct it. A suspended queue is expected to wait, so it is not found
+    (alibaba/rocketmq#459). See row B6 of ``docs/semantics.md``.
 
     Source: ``ProcessQueue.isPullExpired``, ``RebalanceImpl.updateProcessQueueTableInRebalance``.
     """
@@ -115,9 +115,10 @@ class StuckQueueDetector:
         )
 
     def planned(self, queues: Collection[MessageQueue], now_s: float) -> list[MessageQueue]:
-        """Note the plan's queues; return ready ones that plans have left out for ``LONGEST_LEFT_OUT_S``.
+        """Note the plan's queues; return those that plans have left out for ``LONGEST_LEFT_OUT_S``.
 
-        A queue that is still left out is returned again after the same time. ``now_s`` is monotonic.
+        Only queues that the last :meth:`look` has noted are returned. A queue that is still left out is
+        returned again after the same time. ``now_s`` is monotonic.
         """
         waiting = self._ready.difference(queues)
         self._since_s = {queue: self._since_s.get(queue, now_s) for queue in waiting}
@@ -329,8 +330,8 @@ class Plan:
     """Queues whose next offset is outside their broker's bounds, sorted; the caller reacts according to
     failOnDataLoss."""
     readable: int
-    """Number of offsets that could be read now if there were no limits. Suspended queues count only in a plan
-    of open ranges."""
+    """Number of offsets that could be read now if there were no limits. Offsets of suspended queues count
+    only in a plan of open ranges."""
     next_due_s: float | None
     """Wall-clock second at which the first suspended queue with something to read is due; None if there is
     none, and in a plan of open ranges."""
@@ -514,10 +515,11 @@ class _Planner:
 
 
 def share_limit(wanted: list[int], limit: int) -> list[int]:
-    """Share ``limit`` among positive demands: one each, the rest in proportion to the remaining demands.
+    """Share ``limit`` among positive demands, ``wanted``; return a share for each demand.
 
-    The sum is ``min(limit, sum(wanted))``, or ``len(wanted)`` if that is more; no share exceeds its demand.
-    What rounding leaves over goes to the largest remainders; among equals, to the first.
+    Each demand gets one; the rest is shared in proportion to the remaining demands. No share exceeds its
+    demand. The sum is ``min(limit, sum(wanted))``, or ``len(wanted)`` if that is more. Units that rounding
+    leaves over go to the demands with the largest remainders; among equals, to the first.
     """
     total = sum(wanted)
     count = len(wanted)
@@ -585,13 +587,14 @@ class StallCounter:
 
 
 class StandstillPauses:
-    """Suspends queues whose last range brought no progress, for a store without suspensions and attempts.
+    """Suspends queues whose last range brought no progress, if the offset store keeps no suspensions.
 
-    Only the brokers are such a store. Their groups are concurrent, so a listener that has had a message has
-    also committed it. A queue stands still because the listener could not be opened, no broker took a failed
-    message back, or a pull was refused. The queue is due again after 5 s. Until it moves, each of its ranges
-    begins with only the first message: if no broker takes that one back, the listener must not get the others
-    again each time. After an open range, which has lasted long enough, the queue is due immediately.
+    Only the brokers are such a store; they keep no attempts, either. Their groups are concurrent, so a
+    listener that has had a message has also committed it. A queue stands still because the listener could not
+    be opened, no broker took a failed message back, or a pull was refused. The queue is due again after 5 s.
+    Until the queue moves, each of its ranges begins with only the first message: if no broker takes this
+    message back, the listener must not get the others again each time. After an open range, which has lasted
+    long enough, the queue is due immediately.
 
     Call ``suspended()`` with fresh progress before each plan and ``planned()`` with the ranges that are run
     after it. Times are wall-clock seconds.
@@ -601,7 +604,7 @@ class StandstillPauses:
 
     def __init__(self) -> None:
         self._last_plan: dict[MessageQueue, tuple[int, float]] = {}
-        """The start of each range that was run, and how long its queue is suspended if it does not move."""
+        """The start of each range that was run, and how long its queue is suspended if it stands still."""
         self._until: dict[MessageQueue, tuple[int, float]] = {}
         """The next offset at which a queue stands still, and until when it is suspended."""
 

@@ -31,9 +31,12 @@ from pyspark_rocketmq.stored_values import StoredValue, integers_text, read_json
 
 StoredBy = Mapping[str, int]
 """Latest store time of a message at each broker when a plan was made, by broker name; in milliseconds of the
-broker's clock. A broker whose time is not known has no entry. A queue that cannot be planned for now, or is
-out of sight, has an entry of its own, the time of an earlier plan, if that differs from its broker's. That
-entry's name is topic, broker name and queue id, separated by spaces."""
+broker's clock. A broker whose time is not known has no entry.
+
+A queue that waits, or is *out of sight* (its broker reported no bounds), was last planned earlier. So it has
+an entry of its own with the time of that plan, if the time differs from its broker's. The key of such an
+entry is topic, broker name and queue id, separated by spaces.
+"""
 Unread = Mapping[MessageQueue, int]
 """Number of messages from a range's end to the queue's end when the plan was made, by queue; queues without
 such messages are left out."""
@@ -180,8 +183,8 @@ def unread_after(
 ) -> Unread:
     """Return how many messages follow each of a plan's ``ranges``, up to the queue's end in ``bounds``.
 
-    A queue that is out of sight, or whose broker lacks messages of the range, keeps its number from
-    ``before``, the result for the previous plan, because its position has not moved since.
+    ``before`` is the result for the previous plan. A queue keeps its number from ``before`` if it has no
+    ``bounds`` now, or if its broker lacks messages of the range: the queue's position has not moved since.
     """
     unread: dict[MessageQueue, int] = {}
     for each in ranges:
@@ -207,8 +210,8 @@ def stored_by(
     Args:
         before: Result of this function for the previous plan.
         bounds: Bounds that the plan is made from.
-        known: Queues that have a position. The broker of one that is not in ``bounds`` now is missing,
-            unless ``before`` has its time.
+        known: Queues that have a position. If such a queue is not in ``bounds`` now, and ``before`` has no
+            time of its broker, the result has none, either.
     """
     names = {queue.broker_name for queue in (*bounds, *known)}
     times = {name: [latest_at(before, name)] for name in names}
@@ -225,7 +228,7 @@ def stored_by(
 
 
 def times_of_waiting(times: StoredBy) -> dict[MessageQueue, int]:
-    """Return the entries of ``times`` for single queues: those that waited or were out of sight."""
+    """Return the entries of ``times`` for single queues, which waited or had no bounds (:data:`StoredBy`)."""
     found: dict[MessageQueue, int] = {}
     for name, time in times.items():
         topic, _, rest = name.partition(" ")
@@ -300,7 +303,10 @@ def batch_ranges(starts: Mapping[MessageQueue, int], ends: Mapping[MessageQueue,
 def starting_position(
     spec: QueuePositions, queue: MessageQueue, bounds: QueueBounds
 ) -> tuple[int, OffsetGap | None]:
-    """Return where to start, within the broker's bounds, and the gap if ``spec`` wants an offset outside."""
+    """Return the offset at which a queue starts, and the gap if ``spec`` wants one outside ``bounds``.
+
+    After a gap the queue starts at the nearest offset within the bounds.
+    """
     wanted = spec.wanted(queue)
     if wanted == EARLIEST_OFFSET:
         return bounds.min_offset, None
@@ -313,7 +319,7 @@ def starting_position(
 def starting_positions(
     spec: QueuePositions, bounds: Mapping[MessageQueue, QueueBounds]
 ) -> tuple[dict[MessageQueue, int], tuple[str, ...]]:
-    """Return the positions of all queues of ``bounds``, and a sentence for each offset outside them.
+    """Return where all queues of ``bounds`` start, and a sentence for each wanted offset outside its bounds.
 
     ``bounds`` may cover a part of the topic: :func:`unknown_queue_problems` finds queues that do not exist.
     """
@@ -345,9 +351,10 @@ def timed_positions(
 ) -> tuple[dict[MessageQueue, int], tuple[MessageQueue, ...]]:
     """Return the queues' positions at a time, and the queues without a message at or after this time.
 
-    The positions are those that brokers ``found`` for the time, moved into the bounds. For a time after its
-    last message a broker answers the maximum. For a time before its first message it answers the first offset
-    of a consume queue's file, maybe below the minimum (``binarySearchInQueueByTime``).
+    ``found`` has the offsets that brokers answered for the time; they are moved into the queues' ``bounds``.
+    For a time after a queue's last message, a broker answers the queue's end. For a time before the first
+    message, it answers the first offset of a consume queue's file, which may be below the queue's smallest
+    offset (``binarySearchInQueueByTime``).
     """
     positions = {
         queue: min(max(offset, bounds[queue].min_offset), bounds[queue].max_offset)
@@ -363,8 +370,9 @@ def first_stored_at(
 ) -> int:
     """Return the offset of a queue's first message stored at or after ``time_ms``, or else the queue's end.
 
-    Brokers before 5.1.1 answer with the nearest message or, of several with that time, with any of them; so
-    the messages around the answer are looked at, and others if it is wrong.
+    Brokers before 5.1.1 answer with the nearest message or, of several with that time, with any of them. So
+    this function looks at the messages around the answer, and searches among the others if the answer is
+    wrong.
 
     Args:
         time_ms: Milliseconds since the epoch.
@@ -450,9 +458,9 @@ class RecentOffsets:
     def has(self, queue: MessageQueue, offset: int) -> bool:
         """Return whether a crash may have put the group's offset at the queue's broker back to ``offset``.
 
-        Two things must hold. The broker has been away since the group's newest offset was first noted. And
-        ``offset`` is this newest one, or was replaced at most 15 s before the broker went away: a crash loses
-        no older changes.
+        Two conditions must hold. The broker was away at some time after the group's newest offset was first
+        noted. And ``offset`` is this newest offset, or a newer one replaced it at most 15 s before the broker
+        last answered: a crash loses no older changes.
         """
         passed = self._passed.get(queue)
         if not passed or self._away_at_s.get(queue.broker_name, -inf) < passed[-1][0]:

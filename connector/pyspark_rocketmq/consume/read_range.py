@@ -100,11 +100,12 @@ class ReadRange:
     is_sql92: bool = False
     settings: ReadSettings
     witnesses: Witnesses = NO_WITNESSES
-    """Consumed messages. If another message now has the offset of one, the queue has another log: nothing of
-    the range is read, and it ends at its start."""
+    """Messages that were consumed earlier. If another message now has the offset of one of them, the queue
+    has another log: nothing of the range is read, and the range ends at its start."""
     newest: NewestStored | None = None
-    """The queue's last message when a batch read was planned. At its end the read shows by it whether the log
-    is still the same. None if it is not known, and in a stream, whose next plan compares the logs."""
+    """The queue's last message when a batch read was planned. At the end of the range, the read checks that
+    the log still has this message. None if the message is not known, and in a stream, whose next plan
+    compares the logs."""
     replicas: Mapping[int, BrokerAddress] = field(default_factory=dict, hash=False)
     """Addresses of the master's replicas, by broker id; ``slave_reads`` decides when pulls go there."""
     is_slave: bool = False

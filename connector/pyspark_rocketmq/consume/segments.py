@@ -1,12 +1,12 @@
-"""The segments of one range: which part of it each pull reads, and its chunks in queue order. No I/O.
+"""The segments of one range: which part of the range each pull reads, and the answers in order. No I/O.
 
 A range ``[start, end)`` is cut into segments, each with at most one pull in flight. An answer moves its
 segment on to ``nextBeginOffset``, until the segment has reached its end and is *complete*. From its first
 pull until then a segment is *open*. Answers arrive in any order; *chunks*, each with one answer's messages,
 leave in queue order.
 
-In real time a range's end is open: ``end`` is then the newest known end of its queue, and moves. When a range
-has reached that end, it makes only one pull, which waits at the broker for more messages.
+In real time a range has no planned end: ``end`` is then the newest known end of its queue, and moves. When a
+range has reached that end, it makes only one pull, which waits at the broker for more messages.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class Segments:
                 complete.
         """
         self.in_flight = 0
-        """Number of pulls returned to be sent, of which neither an answer nor a failure was reported."""
+        """Number of pulls that were returned to be sent, and whose answer or failure is not reported yet."""
         self.buffered_bytes = 0
         """Bytes received and not yet taken."""
         self.takeable_bytes = 0
@@ -84,7 +84,7 @@ class Segments:
         """Smallest id of an incomplete segment; ``_next_id`` when none is open."""
         self._taken_id = 0
         self.is_complete = not has_open_end and start >= end
-        """Whether every offset of the range was answered; its last chunks may not have been taken."""
+        """Whether answers cover every offset of the range, even if the last chunks are not taken yet."""
 
     @property
     def reached(self) -> int:
@@ -212,9 +212,10 @@ class Segments:
         self._first_open = candidate
 
     def take(self) -> list[PullChunk]:
-        """Remove and return the chunks next in queue order.
+        """Remove and return the next chunks in queue order.
 
-        These are the chunks of the complete segments at the front, and those so far of the next segment.
+        These are the chunks of the complete segments at the front, and those that the first incomplete
+        segment has so far.
         """
         taken: list[PullChunk] = []
         segments = self._segments
@@ -232,7 +233,7 @@ class Segments:
         return taken
 
     def move(self, keep: Callable[[PulledBody], PulledBody]) -> None:
-        """Replace each buffered body by ``keep(body)``, a copy with the same bytes in other memory."""
+        """Replace each buffered body by ``keep(body)``: the same bytes, perhaps in other memory."""
         if self.buffered_bytes:
             for segment in self._segments.values():
                 segment.chunks = [chunk._replace(body=keep(chunk.body)) for chunk in segment.chunks]

@@ -1,19 +1,20 @@
-"""Decides which broker of a name is pulled from, and what a slave may serve while its master is down. No I/O.
+"""Decides whether to pull from a master or a replica, and what a slave may serve for its master. No I/O.
 
-A master whose backlog no longer fits its memory may suggest a replica (``slaveReadEnable``). A replica may
-lag, and for an offset that it does not have it answers other codes than its master. Hence:
+A master and its replicas (slaves) have one broker name. A master whose backlog no longer fits its memory may
+suggest that a client reads from a replica (``slaveReadEnable``). A replica may lag, and for an offset that it
+does not have it answers other codes than its master. Hence:
 
 1. Only a suggestion of the broker now pulled from is followed, and only to a broker with a known address.
-2. Two answers of a replica count: messages, and that a filter matched none. After any other answer (19, 20,
-   21, an error, silence) the same pull goes to the master, because only its answer is final, and the replica
-   is avoided for a while.
-3. A preferred replica is pulled from without a suggestion, from the start and again after that while.
-4. If the reader allows it, a replica is read in place of a master that does not answer; the replica's
-   suggestion of the master is followed again after a while. If neither serves a pull, the pull's error is
-   retryable.
+2. Two answers of a replica count: messages, and that it has searched its messages and a filter matched none.
+   After anything else (another code, an error, silence) the same pull goes to the master, because only the
+   master's answer is final. The replica is then avoided for 10 s.
+3. A preferred replica is pulled from without a suggestion: from the start, and again after those 10 s.
+4. If the reader allows it, a replica is read in place of a master that does not answer. For 10 s no
+   suggestion of the replica to go back to the master is followed. If neither serves a pull, the pull's error
+   is retryable.
 
-A slave may lag behind the end of its master's log, and one that was set up late lacks the beginning. So
-neither of its bounds is the queue's. While its master is down:
+A slave may lag behind the end of its master's log, and a slave that was set up late lacks the beginning. So
+the slave's smallest offset and end need not be those of the queue. While the master is down:
 
 5. A queue goes on at the slave only from within the slave's bounds; otherwise it waits for the master. A
    slave's bounds never correct an offset, and never prove that a log was cut off.
@@ -52,7 +53,7 @@ def has_range(bounds: QueueBounds, planned: QueueRange) -> bool:
 def offsets_in_doubt(
     wanted: QueuePositions, bounds: Mapping[MessageQueue, QueueBounds]
 ) -> tuple[MessageQueue, ...]:
-    """Return the queues with a wanted offset outside the slave's ``bounds``: the master may have it."""
+    """Return the queues whose wanted offset is outside the slave's ``bounds``: the master may have it."""
     return tuple(
         queue
         for queue in sorted(bounds)
@@ -63,9 +64,10 @@ def offsets_in_doubt(
 def starts_in_doubt(
     times: QueuePositions, found: Mapping[MessageQueue, int], bounds: Mapping[MessageQueue, QueueBounds]
 ) -> tuple[MessageQueue, ...]:
-    """Return queues whose start by time (``found``) is a slave's first message, with an offset above 0.
+    """Return the queues of which a slave may lack messages from the wanted start, a time, on.
 
-    The slave's master may have earlier messages of that time.
+    These are the queues whose start (``found``) is the slave's first message, if its offset is above 0: the
+    master may have earlier messages of that time.
     """
     return tuple(
         queue
@@ -77,8 +79,9 @@ def starts_in_doubt(
 def ends_in_doubt(
     times: QueuePositions, found: Mapping[MessageQueue, int], bounds: Mapping[MessageQueue, QueueBounds]
 ) -> tuple[MessageQueue, ...]:
-    """Return queues whose end by time (``found``) is after all messages of a slave: its master may have more.
+    """Return the queues of which a slave may lack messages before the wanted end, a time.
 
+    These are the queues whose end (``found``) is after all messages of the slave: the master may have more.
     A slave copies its master's log in order. So a message of any queue of the broker, stored at that time or
     later, shows that nothing earlier is missing; queues of such a broker are not returned.
     """
@@ -136,10 +139,9 @@ class ReplicaSelector:
             self.broker_id = broker_id
 
     def disappointed(self, by: int, now_s: float) -> bool:
-        """Note that broker ``by`` gave no answer that counts; return whether it is a replica.
+        """Note that broker ``by`` gave no answer that counts (rule 2); return whether it is a replica.
 
-        A replica's answer counts if it brings messages, or if a filter matched none. After any other answer
-        of a replica the same pull goes to the master, and replicas are avoided for 10 s.
+        If it is a replica, the same pull then goes to the master, and replicas are avoided for 10 s.
         """
         if by == MASTER_ID:
             return False

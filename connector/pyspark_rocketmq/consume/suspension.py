@@ -1,10 +1,11 @@
 """Decides how long a suspended queue rests, and when its suspension is over; pure functions.
 
-A listener that gives messages back suspends their queue. The task that consumes the queue, which ends the
-suspension itself while it runs, measures it by its own *monotonic* clock (``now_s`` of the state machine in
-:mod:`pyspark_rocketmq.consume.orderly`). What leaves the task, in an ack and in an offset row
-(``QueueState.suspended_until_s``), is a time by the *wall* clock: another process or machine reads it. A wall
-clock may be set back, so no suspension counts for more than the 30 s that it can last.
+A listener that gives messages back suspends their queue. While the task that consumes the queue runs, it ends
+the suspension itself, by its own *monotonic* clock (``now_s`` of the state machine in
+:mod:`pyspark_rocketmq.consume.orderly`). The task's acks, and the queue's row in the offset store, have the
+suspension's end by the *wall* clock (``QueueState.suspended_until_s``), because another process or machine
+reads it there. A wall clock may be set back, so a suspension never counts for more than 30 s, the longest
+time that it can last.
 """
 
 from __future__ import annotations
@@ -50,7 +51,8 @@ def by_wall_clock(until_s: float | None, now_s: float, wall_s: float) -> float |
 def after_refusal(until_s: float | None, wall_s: float) -> float:
     """Return the end of a queue's suspension after its broker has refused pulls: 3 s from now at least.
 
-    ``until_s`` is the end before the refusal; None if the queue was not suspended.
+    ``until_s`` is the end that the suspension had before; None if the queue was not suspended. ``wall_s`` is
+    now, by the wall clock.
     """
     return max(until_s or 0.0, wall_s + REFUSED_PAUSE_S)
 
@@ -58,8 +60,8 @@ def after_refusal(until_s: float | None, wall_s: float) -> float:
 def suspended_for_s(until_s: float, wall_s: float) -> float:
     """Return for how many seconds a task lets a queue rest, at most 30; 0 or less if the suspension is over.
 
-    ``until_s`` is the end of the suspension by the wall clock of the machine that wrote it; ``wall_s`` is the
-    time by this machine's.
+    ``until_s`` is the end of the suspension by the wall clock of the machine that wrote it. ``wall_s`` is the
+    present time by this machine's wall clock.
     """
     return min(until_s - wall_s, LONGEST_SUSPEND_S)
 

@@ -1,6 +1,6 @@
 """Decides when a task itself commits what it has *settled*: messages that are done, with their rows.
 
-Only for sinks whose tasks commit. See row I6 of ``docs/semantics.md``.
+Used only with sinks into which tasks commit rows themselves. See row I6 of ``docs/semantics.md``.
 
     CLEAN --settled--> WAITING (for 5 ms) --the time is over--> DUE --a commit begins--> CLEAN
                           |                                      ^
@@ -10,8 +10,8 @@ Rule 1 (dry): as soon as nothing is left to deliver, what is settled is committe
 no more rows into the transaction.
 Rule 2 (busy): otherwise the first settled message waits for 5 ms. With an engine that does not report when it
 has nothing to deliver, this wait always happens.
-Rule 3 (one): one commit at a time. What is settled while it runs is in the next one, whose time counts from
-its own first message.
+Rule 3 (one): one commit at a time. What is settled while a commit runs is in the next commit; its 5 ms begin
+with the first message settled since.
 Rule 4 (failures): the sink repeats a failed commit for a minute. What is settled meanwhile waits,
 and so does the listener if the rows become many. Then the task fails, and whatever is in no commit is
 consumed again.
@@ -45,9 +45,9 @@ class CommitTimes:
         return self._due_s
 
     def settled(self, now_s: float) -> bool:
-        """Note that more messages are settled (done, with rows); return whether :attr:`due_s` has changed.
+        """Note that messages are settled (done, with their rows); return whether :attr:`due_s` has changed.
 
-        The first of them makes a commit due 5 ms later.
+        If nothing waited for a commit before, a commit is now due 5 ms later.
         """
         is_first = self._due_s == inf
         if is_first:
@@ -55,9 +55,9 @@ class CommitTimes:
         return is_first
 
     def rests(self, now_s: float) -> bool:
-        """Note that there is nothing to deliver until more arrives; return whether :attr:`due_s` has changed.
+        """Note that the task has nothing to deliver for now; return whether :attr:`due_s` has changed.
 
-        If something settled waits for a commit, the commit is due now.
+        If settled messages wait for a commit, the commit is due now.
         """
         is_earlier = now_s < self._due_s < inf
         if is_earlier:

@@ -10,16 +10,16 @@ when there is something to commit. Two state machines::
     settled:    CLEAN --something is settled--> DIRTY --a cut begins--> CLEAN
     each part:  SENT --the driver has it--> TAKEN --committed or dropped--> over
 
-Rule 1 (once): a task reports once per cut that it is dirty. It becomes clean before the cut takes its rows,
-so what is settled during the cut makes the task dirty again and is reported.
+Rule 1 (once): a task reports once per cut that it is dirty. The task becomes clean before the cut takes its
+rows, so what is settled during the cut makes the task dirty again and is reported.
 Rule 2 (two parts): while two parts of a task are not committed, the task makes no cut, and its rows wait in
 the task. When one of the two parts is committed, the task reports again if it is dirty.
 Rule 3 (ends): a part that ends queues is sent at any time, without a cut. It counts as one of the two parts.
-Rule 4 (rows): some sinks get their rows inside the parts, not in files. Then a task whose uncut rows have
-reached a limit begins a cut by itself, and delivers no message until that cut has taken the rows. This bounds
-the size of most parts, and the memory of rows that wait while two parts are not committed. A part that is too
-large for the connection, since many messages are settled together, comes with the job, and the batch ends for
-it.
+Rule 4 (rows): some sinks get their rows inside the parts, not in files. Then a task begins a cut by itself
+when the rows that no cut has taken reach a limit, and delivers no message until that cut has taken the rows.
+This bounds the size of most parts, and the memory of rows that wait while two parts are not committed. If
+many messages are settled together, a part may still be too large for the connection. Such a part comes with
+the job's result, and the batch ends for this reason.
 Rule 5 (resumed): when a task connects to the driver again, the driver has forgotten that it is dirty, so it
 reports this again. The driver's answer shows which parts have arrived.
 
@@ -104,7 +104,8 @@ class CutTimes:
     def cut_wanted(self) -> bool:
         """Note that the driver asks for a cut (what is settled so far); return whether to begin the cut.
 
-        Do not begin it if nothing is settled, or if two parts that the task has sent are not committed.
+        The result is False if nothing is settled since the last cut, or if two parts that the task has sent
+        are not committed.
         """
         self._is_reported = False
         return self._is_dirty and not self._is_full
@@ -128,8 +129,8 @@ class CutTimes:
     def rows_are_taken(self) -> None:
         """Note that a cut, or a commit by the task itself, has taken the rows.
 
-        Rows that came meanwhile still count: they may be in the next part. Until now the task was held if its
-        rows had reached the limit; otherwise it could fill one part with rows for two.
+        Rows that came meanwhile still count, because they may be in the next part. A task whose rows have
+        reached the limit is held until this call; otherwise one part could get rows for two.
         """
         self._is_own_cut_wanted = self._is_cutting = False
         self._row_bytes -= self._row_bytes_being_taken
@@ -147,8 +148,8 @@ class CutTimes:
     def over(self, part_ids: Collection[str]) -> bool:
         """Note that parts were committed or dropped; return whether the task must report that it is dirty.
 
-        It must if it has settled something that it has not reported since its last cut, and fewer than two of
-        its parts are uncommitted.
+        The task must report this if it is dirty and has not reported it since its last cut, and if fewer than
+        two of its parts are uncommitted.
         """
         self._open.difference_update(part_ids)
         return self._reports()
@@ -156,7 +157,7 @@ class CutTimes:
     def resumed(self, known: Collection[str], uncommitted: Collection[str]) -> bool:
         """Take the driver's answer to a task that is connected again.
 
-        Return whether the task must report again that it has settled something since its last cut.
+        Return whether the task must report again that it is dirty (has settled something since its last cut).
 
         Args:
             known: Ids of unconfirmed parts that have arrived at the driver; the others are sent again.

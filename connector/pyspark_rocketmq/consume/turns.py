@@ -10,14 +10,14 @@ several work when calls are slow (D1, D3):
 2. One worker does everything that is due, turn after turn. Another one begins only when each running call has
    lasted 0.1 s or, once there has been such a call, when a queue has waited for 0.1 s. Open ranges and
    queues that are consumed by key have shorter times (:class:`Pace`).
-3. A turn goes on as long as nothing waits: no other queue, and no piece to read (rule 4). Otherwise it ends
-   with the running delivery, after 50 ms or when another queue's suspension is over.
+3. A turn goes on as long as nothing waits: no other queue, and no piece to read (rule 4). Otherwise the turn
+   ends after 50 ms, or when another queue's suspension is over; the running delivery is finished first.
 4. Ranges may arrive in pieces. A queue that has consumed what has arrived is *dry*: it waits for more, not
-   for a worker. Open ranges are read by a thread of their own. Closed ones are read by the workers, one piece
-   at a time: reading beside a listener that is busy would only slow both down. If what has arrived takes much
-   memory, and calls are quick, the next piece is read only when there is nothing else to do. If it takes too
-   much, it is read only when no queue with messages is left; suspended queues then stop, and come again with
-   the next micro-batch.
+   for a worker. *Open* ranges (without a planned end) are read by a thread of their own. *Closed* ranges are
+   read by the workers, one piece at a time: reading beside a listener that is busy would only slow both down.
+   If what has arrived takes much memory, and calls are quick, the next piece is read only when there is
+   nothing else to do. If what has arrived takes too much memory, the next piece is read only when no queue
+   with messages is left; suspended queues then stop, and come again with the next micro-batch.
 5. The queue that has been due longest comes first. A queue that had a turn already, and the next piece to
    read, count as due half a second later. So a queue whose suspension is over does not wait for all queues
    that had a turn.
@@ -55,7 +55,8 @@ class Pace(NamedTuple):
     patience_s: float
     """Time for which a queue waits for a worker when calls are slow, in seconds."""
     remembers: bool = True
-    """True: after one slow call, calls count as slow. False: only while a slow call is running."""
+    """True: after one slow call, calls count as slow from then on. False: only while a slow call is running.
+    """
 
 
 QUEUE_PACE: Final = Pace(0.1, 0.1)
@@ -88,9 +89,9 @@ class RangeInstructions:
     def is_batch_at_work(self) -> bool:
         """Return whether the task may wait for suspended queues.
 
-        With closed ranges this is False before :meth:`idles`, and then True while other tasks of the batch
-        have work. With open ranges it is True until the driver ends the task. After :meth:`idles`, or with
-        open ranges, False is final.
+        With closed ranges (with a planned end) the result is False before :meth:`idles`, and then True while
+        other tasks of the batch have work. With open ranges it is True until the driver ends the task. Once
+        the result is False after :meth:`idles`, or with open ranges, it stays False.
         """
         return False
 
@@ -132,9 +133,9 @@ class RangeInstructions:
         """Add the size of rows, in bytes, that wait for a commit; callable from any thread, does not wait."""
 
     def rests(self) -> None:
-        """Note that there is nothing to deliver until more arrives or a suspension is over; does not wait.
+        """Note that the task has nothing to deliver until more arrives or a suspension is over.
 
-        Not all engines report it.
+        The method does not wait. Not all engines call it.
         """
 
     def settled(self) -> None:
@@ -233,8 +234,8 @@ class TaskTurns(Generic[QueueT]):
     def is_led(self) -> bool:
         """Whether the task goes on even if no other task of its batch has work.
 
-        It does while more may arrive, while a queue is left that is not suspended, and while a suspended
-        queue is left for which the task waits (``leads``).
+        The task goes on while more may arrive, while a queue is left that is not suspended, and while a
+        suspended queue is left for which the task waits (``leads``).
         """
         return self._is_arriving or bool(self._leading)
 
@@ -313,7 +314,7 @@ class TaskTurns(Generic[QueueT]):
         """Note that messages of these queues, or the ends of their ranges, have arrived.
 
         Nothing changes for a queue that has a worker, or that waits for a worker or for the end of its
-        suspension. If one more worker could deliver the new messages, call :meth:`offered`.
+        suspension. If one more worker could deliver the new messages (of another key), call :meth:`offered`.
         """
         for queue in queues:
             if queue not in self._in_hand and queue not in self._waiting:
