@@ -70,7 +70,7 @@ class Phase(Enum):
     HELD = "HELD"
     """Allocated and locked: may be planned."""
     LEAVING = "LEAVING"
-    """Allocated to another member, but locked by us until the batch under way is over."""
+    """Allocated to another member, but kept (with its lock) by us until the batch under way is over."""
 
 
 class OwnershipEvent(Enum):
@@ -85,7 +85,7 @@ class OwnershipEvent(Enum):
     REFUSED = "REFUSED"
     """The broker's answer lacks the queue: another member has it."""
     EXPIRED = "EXPIRED"
-    """Our lock has not been renewed for too long and no longer counts."""
+    """Our lock was last renewed too long ago, and no longer counts."""
     BATCH_OVER = "BATCH_OVER"
     CLAIMED_BY_OTHER = "CLAIMED_BY_OTHER"
     """The offset store names another owner: our epoch is fenced off."""
@@ -198,7 +198,7 @@ class Ownership(NamedTuple):
     A queue is claimed in the offset store once for each grant.
     """
     asked_at_s: float
-    """When the current lock was requested."""
+    """When the current lock was requested; without locks, when the grant began."""
 
 
 class Membership:

@@ -94,9 +94,9 @@ class BatchRunner:
 
         With ``engine``, a batch has the source's ranges, and the engine consumes them. Without an engine, a
         batch already has the rows to write, and acks. ``before_batch`` is called at the beginning of each
-        batch. ``keeps_others``: if the commit of one queue is refused, still commit the other queues of the
-        same part of a task's result, if the sink can separate their rows. Otherwise such a part is dropped
-        whole.
+        batch. ``keeps_others`` decides about a part of a task's result in which the commit of one queue is
+        refused. If it is true, and the sink can separate the rows, the part's other queues are still
+        committed. Otherwise the whole part is dropped.
         """
         self._before_batch = before_batch
         self._group = consumer_group
@@ -165,7 +165,7 @@ class BatchRunner:
         return self._hub.end(job.parts, could_ask=job.could_ask)
 
     def _commit_ahead(self, commit: Commit, under_commit: BatchUnderCommit) -> Committed:
-        """Make a commit while the batch's own thread waits for its job.
+        """Make a commit while the job of the batch still runs.
 
         If queues are given up with this commit, wait until the brokers have their offsets, for at most 2 s.
         """

@@ -6,8 +6,8 @@ function into a process of the server, a new one for each run of the query. Ther
 (``register_message_table``) has no hub.
 
 Spark Connect lets the job of a batch run on even if the query is stopped, or the function's process dies. If
-the query was then started again, two jobs would call its listener at the same time. So tasks connect to that
-process: without a connection they deliver nothing, and when it ends they end, too.
+the query was then started again, two jobs would call its listener at the same time. So tasks connect to the
+function's process: without a connection they deliver nothing, and when that process ends, they end, too.
 """
 
 from __future__ import annotations
@@ -91,7 +91,8 @@ class CommitterParts:
         """Return the ``BatchRunner``, which Spark is to call for each micro-batch.
 
         ``query_id`` returns the query's id. ``hub`` is None if tasks do not connect to the driver. If offsets
-        are copied to the brokers, the hub also triggers copying: when queues leave, and when the query ends.
+        are copied to the brokers, the hub also has them copied when queues go to other members, and when the
+        query ends.
         """
         options, name = self.options, offset_key(self.options)
         is_shown = self.is_mirrored and not is_at_brokers(store)
@@ -249,14 +250,14 @@ def check_over_connect(parts: CommitterParts, known_problems: Sequence[str] = ()
 
 
 def check_server_has(spark: SparkSession, places: Mapping[str, str]) -> None:
-    """Check that the server's machines have the same folders as this machine; create those missing here.
+    """Check that the server's machines have the same folders as this machine; create missing ones here.
 
     Args:
         spark: A session of Spark Connect.
         places: Paths by their names in errors; URIs of shared storage are not checked.
 
     Raises:
-        StorageNotShared: If a folder is another one there, or missing; the error names the first such folder.
+        StorageNotShared: If a path names another folder there, or none; the error names the first such path.
     """
     for name, path in places.items():
         folder = local_path(path)

@@ -34,7 +34,7 @@ _UNUSUAL: Final = (*MALFORMED, OffsetError, SchemaError, TypeError, pa.ArrowExce
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChangeBatches:
-    """The settings by which changes, read as columns, become rows of one table; picklable."""
+    """Makes rows of one table from changes that were read as columns; picklable."""
 
     rows: RowColumns
     """Columns of the batches."""

@@ -61,8 +61,8 @@ class Unusable(Exception):
     """A change cannot be applied; the text is the reason."""
 
     operation: str = _BAD
-    """Operation of the row that reports the reason. It replaces the change's operation, except a
-    truncation's."""
+    """Operation of the row that reports the reason, in place of the change's operation. Only a truncation
+    keeps its own operation."""
     columns: Sequence[str] | None = None
     """Columns that the source has dropped or renamed, if that is the reason; otherwise None."""
 
@@ -158,7 +158,7 @@ class ChangeListener:
         contents: Iterable[Sequence[Decoded]],
         context: DeliveryContext,
     ) -> None:
-        """Emit the rows of messages one by one; ``contents`` has those of each message."""
+        """Emit the rows of messages one by one; ``contents`` has the decoded changes of each message."""
         for message, decoded in zip(messages, contents, strict=True):
             for row in self._rows_of(message, decoded):
                 context.emit(message, **row)
@@ -378,9 +378,9 @@ def place_of(change: Change, message: MessageExt, number: int, *, by_queue: bool
     ``number`` is the change's number in its ``message``. With ``by_queue`` only the message's offset and this
     number decide. Otherwise the change's position in the source's log comes first.
 
-    A snapshot's row without a position is below all changes that have one: changes since the snapshot are in
-    the log. Of such rows the later one counts, also if the topic was created again in between, whose offsets
-    then begin again.
+    A snapshot's row without a position comes before all changes that have one: changes since the snapshot are
+    in the log. Of two such rows the later one counts, even if the topic was created again between them, so
+    that its offsets began again.
 
     Raises:
         Unusable: If the position is invalid. Also if it is missing, unless the change is a snapshot's row or

@@ -1,14 +1,14 @@
 """Decode JSON with Spark's ``from_json``, and refuse values that it would change.
 
 Spark's parser stops after the first value, replaces bytes that are not UTF-8 with U+FFFD, and rounds numbers
-with more digits than their column has. So a body is parsed as the first element of an array whose second one
-is ours: the array has two elements exactly if the body is one value. Decimals of less than 38 digits and
-``TINYINT``, which Spark rounds or cuts off, are first parsed into a wider type, and refused if they do not
-fit their own.
+with more digits than their column has. So a body is parsed as the first element of an array, to which this
+module adds a second element: the array has two elements exactly if the body is one value. Decimals of less
+than 38 digits and ``TINYINT``, which Spark rounds or cuts off, are first parsed into a wider type, and
+refused if they do not fit the type of their column.
 
-All of it is one expression, which contains ``from_json`` once: Spark would parse again wherever a ``CASE``
-repeats the call. Few bodies are parsed a second time, into strings (``json_as_sent``): those that may have a
-field twice, or a time or date that is finer than its column.
+The whole check is one expression, which contains ``from_json`` once: Spark would parse again wherever a
+``CASE`` repeats the call. Few bodies are parsed a second time, into strings (``json_as_sent``): those that
+may have a field twice, or a time or date that is finer than its column.
 """
 
 from __future__ import annotations

@@ -113,8 +113,8 @@ class FailureSummary:
 class RefusedLetters:
     """A batch listener that passes on the reason why no broker accepts a failed message.
 
-    With an orderly listener such a message is to become a dead letter. With a concurrent listener it is to be
-    sent back, usually to be delivered again. The message's queue waits until a broker accepts the message.
+    An orderly listener's failed message is to become a dead letter. A concurrent listener's failed message is
+    to be sent back, usually to be delivered again. The message's queue waits until a broker accepts it.
     """
 
     def __init__(self, report: Callable[[str], None]) -> None:

@@ -39,7 +39,7 @@ class FittedColumns:
             else output.is_plainly[column]
             for name, column in self.columns.items()
         }
-        """Quick checks, by names of the table's columns, whether a value needs no conversion."""
+        """Functions that quickly check whether a value needs no conversion, by the table's column names."""
         self._output = output
 
     def fitted(self, name: str, value: Any) -> Any:

@@ -1,9 +1,9 @@
 """Checks, before a query starts, whether it can run in real time, and why not.
 
-In real time the tasks of a batch run for minutes. So they need three things that a micro-batch does not need:
-each task has a task slot for all this time; it reports its results over a connection to the driver; and Spark
-does not kill its Python worker, which yields no rows to Spark. A query that lacks one of these would start,
-and stop consuming later, perhaps after hours.
+In real time the tasks of a batch run for minutes. So a query needs three things that micro-batches do not
+need. Each task has a task slot for all this time. Each task reports its results over a connection to the
+driver. And Spark does not kill the tasks' Python workers, which yield no rows to Spark meanwhile. A query
+that lacks one of these would start, and stop consuming later, perhaps after hours.
 """
 
 from __future__ import annotations
@@ -174,7 +174,7 @@ class FreeSlots:
         """Number of slots that a batch leaves free for Spark's other jobs."""
 
     def __call__(self) -> Slots:
-        """Return the session's task slots; ``most_planned`` does not count those to leave free."""
+        """Return the session's task slots; ``most_planned`` is lower by the number of slots to leave free."""
         slots = task_slots(self._spark)
         if self.left and not slots.most_planned:
             slots = slots._replace(most_planned=most_slots(self._spark))
@@ -182,9 +182,9 @@ class FreeSlots:
 
 
 def spared(slots: Slots, count: int) -> Slots:
-    """Return ``slots`` with ``most_planned`` lower by ``count``, so that a batch leaves these free.
+    """Return ``slots`` with ``most_planned`` lower by ``count``, so that a batch leaves these slots free.
 
-    At least one remains. If a batch may have any number of tasks, ``most_planned`` stays 0.
+    ``most_planned`` stays at least 1. If it is 0 (a batch may have any number of tasks), it stays 0.
     """
     most = slots.most_planned
     return slots._replace(most_planned=max(1, most - count) if most else 0, left=count)
@@ -193,7 +193,7 @@ def spared(slots: Slots, count: int) -> Slots:
 def _unreached(spark: SparkSession, hub: HubAddress) -> dict[str, str]:
     """Have tasks connect to the driver; return the hosts where that fails, with the reason for each.
 
-    Return none on a single machine, or if no executor runs in time.
+    The result is empty on a single machine, or if no executor runs in time.
     """
     if is_on_one_machine(spark):
         return {}

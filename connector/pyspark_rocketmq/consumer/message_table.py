@@ -64,7 +64,7 @@ class MessageTable:
     """Name of the column with the bodies whose decoded fields are all null; in other rows it is null."""
 
     def rows(self, ranges: DataFrame) -> DataFrame:
-        """Return the data rows of a stream of ranges, and for each range an *ack row*: its queue's progress.
+        """Return the data rows of ``ranges``, a stream, and an *ack row* with the progress after each range.
 
         Raises:
             SchemaError: If a column is unknown, named twice or needed by the engine, if the schema for JSON

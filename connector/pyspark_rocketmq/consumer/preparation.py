@@ -160,7 +160,7 @@ def table_places(sink: Sink | None, store: OffsetStore) -> dict[str, str]:
 
 
 def folders_of_tables(sink: Sink | None) -> dict[str, str]:
-    """Return the folders below which sinks keep tables, by names for errors, as ``change tables``."""
+    """Return the folders below which sinks keep tables; the keys name them in errors (``change tables``)."""
     sinks = () if sink is None else single_sinks(sink)
     folders = [each.tables_folder for each in sinks if isinstance(each, KeepsTablesBelow)]
     return {

@@ -427,7 +427,10 @@ class PushConsumer:
         return query
 
     def _keep(self, hub: DriverControl, query: StreamingQuery, spark: SparkSession) -> None:
-        """Keep the hub for :meth:`stop` until the hub has ended, which it does soon after its query."""
+        """Keep the hub (the server to which planner and tasks connect) until it ends, soon after its query.
+
+        :meth:`stop` needs the hub.
+        """
         run_id = str(query.runId)
 
         def stop() -> None:
@@ -513,7 +516,7 @@ class PushConsumer:
 
     @property
     def _uses_state(self) -> bool:
-        """Whether messages reach the listener through Spark (``orderly_engine='state'``)."""
+        """Whether messages reach the listener through a shuffle of Spark (``orderly_engine='state'``)."""
         return self._has_listener and not self._settings.reads_in_engine(orderly=self._is_orderly)
 
     def _rows(self, messages: DataFrame, options: ReadOptions) -> tuple[DataFrame, Engine | None, StructType]:
@@ -774,8 +777,8 @@ def _drained_by(
 ) -> tuple[dict[str, str], Mapping[str, Any]]:
     """Return the options and the trigger that stand for ``availableNow`` before Spark 4.2.
 
-    Earlier releases would run only one micro-batch. So batches follow each other, and when everything is
-    consumed, the planner reports this to the driver, which stops the query.
+    Earlier releases of Spark would run only one micro-batch. So here batches follow each other, and when
+    everything is consumed, the planner reports this to the driver, which stops the query.
 
     Raises:
         RocketMQError: If the planner has no connection to the driver.

@@ -112,7 +112,7 @@ _REQUIRED: Final = ("consumer_group", "name_servers")
 
 
 def _kind_problem(name: str, value: object) -> str | None:
-    """Return the problem if ``value`` has none of the types that argument ``name`` takes, else None."""
+    """Return the problem if ``value`` has no type that argument ``name`` takes; None if it has one."""
     declared = _DECLARED[name]
     kinds: tuple[type, ...] = declared.metadata["spec"].argument.kinds
     if declared.default is None and name not in _REQUIRED:
@@ -142,7 +142,7 @@ def member_of(name: str, value: object, members: type[EnumT]) -> EnumT:
 
 
 def _as_member(name: str, value: object) -> object:
-    """Return ``value``, as a member if argument ``name`` takes members of an enumeration.
+    """Return ``value``, converted to a member if argument ``name`` takes members of an enumeration.
 
     Raises:
         OptionError: If ``value`` is or names none of these members.
@@ -318,7 +318,7 @@ class ConsumerSettings:
 
     @property
     def store_spec(self) -> str:
-        """Value of option ``offsetStore``; a relative path in it is completed by this process's folder."""
+        """Value of option ``offsetStore``; a relative path in it is made absolute, as in this process."""
         if not isinstance(self.offset_store, str):
             return self.offset_store.spec
         with suppress(ValueError):
@@ -428,7 +428,7 @@ class ConsumerSettings:
         return ConcurrentSettings(**values, message_model=self.message_model)
 
     def _of_engine(self, settings: type[OrderlySettings | ConcurrentSettings]) -> dict[str, Any]:
-        """Return the values of those fields of an engine's settings that a consumer sets."""
+        """Return this consumer's values for the fields of an engine's settings that have the same names."""
         own = {each.name for each in fields(ConsumerOptions)}
         return {each.name: getattr(self.own, each.name) for each in fields(settings) if each.name in own}
 

@@ -21,9 +21,9 @@ _MOST_SHOWN = 3
 
 
 def check_reached(spark: SparkSession, sink: Sink) -> None:
-    """Check that tasks can connect to each sink into which they will commit; a small job tries it.
+    """Check, by a small job, that tasks can connect to each sink into which they will commit themselves.
 
-    Other sinks are not checked, and nothing is refused if no executor runs in time.
+    Sinks into which only the driver commits are not checked. If no executor runs in time, nothing is refused.
 
     Args:
         spark: A classic session.

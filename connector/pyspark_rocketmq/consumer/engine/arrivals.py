@@ -149,7 +149,7 @@ class ArrivingRange(Generic[RunT]):
     end: RangeEnd | None = None
     """The end of the range; None before it has arrived."""
     is_whole: bool = False
-    """Whether the end has arrived, even if the engine had given the range up before."""
+    """Whether the range's end has arrived, even if the engine had given the range up before."""
     is_held: bool = False
     """Whether no more is read from the queue now, because too many messages wait."""
     is_blocked: bool = False
@@ -159,10 +159,10 @@ class ArrivingRange(Generic[RunT]):
     arrived_bytes: int = 0
     """Memory of all pieces that have arrived, in bytes."""
     _bodies: deque[tuple[int, int]] = field(default_factory=deque)
-    """For each piece whose messages are not all passed: how many messages had arrived with it, and the size
-    of its bodies, in bytes."""
+    """For each piece with messages that still need delivery: how many messages of the range had arrived with
+    it, and the size of its bodies, in bytes."""
     _body_bytes: int = 0
-    """Size of these bodies together."""
+    """Size of all bodies in ``_bodies`` together, in bytes."""
 
     def add(self, arrival: Arrival) -> None:
         """Add a piece that has arrived."""
@@ -177,7 +177,7 @@ class ArrivingRange(Generic[RunT]):
 
     @property
     def held(self) -> int:
-        """Number of messages that have arrived and that the run has not passed."""
+        """Number of messages that have arrived and still need delivery."""
         return self.arrived - (0 if self.run is None else self.run.passed)
 
     @property

@@ -52,7 +52,7 @@ class PooledRun(Hashable, Protocol):
     """The consumption of a range, which takes a slot of the task's pool for each listener call."""
 
     def look_again(self) -> None:
-        """Check again: there may be a slot, or the task ends; called by any thread, returns immediately."""
+        """Check again whether there is a slot, or the task ends; for any thread, returns immediately."""
         ...
 
     def lets_next_begin(self) -> bool:
@@ -80,7 +80,7 @@ class CallPool:
         """Whether no further call begins: the task is over, has failed or was cancelled."""
         self._slots: CallSlots[PooledRun] = CallSlots(most_calls)
         self.waiting: Sized = self._slots.waiting
-        """Ranges that found no slot; always current. An attribute, because every call reads it."""
+        """Ranges that found no slot; always current. An attribute, because it is read at every call."""
         self._joined: set[PooledRun] = set()
         self._guard = threading.Lock()
 
@@ -241,12 +241,12 @@ class RangesAtOnce:
         self._ranges: dict[MessageQueue, PooledRange] = {}
         """Ranges that have not ended, in the order of their first pieces."""
         self._early: dict[MessageQueue, PooledRange] = {}
-        """Ranges that have ended."""
+        """Ranges that have ended, by queue; what still arrives of them is dropped, except a reset."""
         self._at_hand = 0
         """Number of ranges that have begun and have not ended."""
         self._is_arriving = True
         self._is_paused = False
-        """Whether the reading thread was paused after the pieces that were taken last."""
+        """Whether the reading thread has paused after the pieces that were taken last."""
         self._is_full = False
         """Whether reading stays paused because memory is short."""
         pool.last_out = lambda: self._events.put(None)
@@ -303,7 +303,7 @@ class RangesAtOnce:
 
     @property
     def _can_only_read(self) -> bool:
-        """Return whether no range can go on with the messages that have arrived."""
+        """Whether no range that has begun can go on with the messages that have arrived."""
         return all(one.needs_more for one in self._ranges.values() if one.is_begun)
 
     def _begin(self, one: PooledRange) -> None:

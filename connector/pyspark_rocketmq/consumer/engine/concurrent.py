@@ -108,7 +108,7 @@ class _NotSent(Exception):
 
 
 class _Silence:
-    """The last message of a run for which no broker has answered; for any thread."""
+    """Notes that no broker has answered for a message of a run; used by any thread."""
 
     error: TransportError | None = None
     until_s: float = 0.0
@@ -139,7 +139,7 @@ class _SendBackJob:
         self._clock = clock
         self._silence = silence
         self._goes_on_s: float | None = None
-        """Last monotonic second at which it was not yet known that the run is to end, or the job began."""
+        """Monotonic time of the newest message to send while the run was not to end, or of the first one."""
 
     def __call__(self, index: int) -> None:
         """Send the message at ``index`` back.
@@ -227,9 +227,9 @@ class ConcurrentRun(RangeRun):
         Code that removes a call gives its slot back.
         """
         self._posted: set[int] = set()
-        """Numbers of calls that did not settle themselves: an event reports their end, now or soon."""
+        """Numbers of ended calls that the run's thread must settle; an event reports each, now or soon."""
         self._free = 0
-        """Number of slots of ended calls that are not yet used again or given back to the pool."""
+        """Number of slots that ended calls have left, and that are not yet used again or given back."""
         self._was_last_out = False
         """Whether the pool has been informed that another range may begin."""
         self._needs_slot = False

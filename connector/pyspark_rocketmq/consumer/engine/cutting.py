@@ -13,8 +13,8 @@ the connection is lost or the part is too long. It then comes with the job's res
 of its queues. In real time the batch is ended for this reason. Rows that cross Spark between the engine and
 the sink's writer (``orderlyEngine=state``) cannot be cut.
 
-If the sink's writer is ``CommitsInTask``, the task itself commits its rows, when
-:mod:`~pyspark_rocketmq.consume.task_commits` decides it. The growing part then collects the acks of several
+If the sink's writer is ``CommitsInTask``, the task itself commits its rows, at the times that
+:mod:`~pyspark_rocketmq.consume.task_commits` decides. The growing part then collects the acks of several
 such commits, and leaves like any other part. If a queue is given up, the whole growing part leaves.
 
 One thread, ``rocketmq-cut``, writes and hands over all early parts, one after the other. The growing part is
@@ -139,9 +139,9 @@ class TaskCuts:
     def begin(self, number: int | None) -> bool:
         """Have the cut thread send the growing part to the driver.
 
-        ``number`` is that of the driver's request (cut): the settled results of all ranges are then added
-        first. With None, because a queue is given up, the part leaves as it is. Return False if the cut
-        thread accepts no more work. This does not wait for storage, because the connection's thread calls it,
+        With ``number``, that of the driver's request (cut), the settled results of all ranges are added
+        first. Without it a queue is given up, and the part leaves as it is. Return False if the cut thread
+        accepts no more work. This method does not wait for storage, because the connection's thread calls it,
         too.
         """
         return self._thread.begin(lambda: self._cut(number, is_whole=number is not None))
@@ -230,7 +230,7 @@ class OwnCommits:
         thread.when_due = self._commit
 
     def settled(self) -> None:
-        """Note that there are results: a commit begins within milliseconds, or after the running one."""
+        """Note that there are settled results: a commit begins in 5 ms, or when the running one has ended."""
         with self._guard:
             is_new = self._times.settled(self._clock.monotonic_s())
         if is_new:
@@ -248,7 +248,7 @@ class OwnCommits:
         return self._thread.begin(self._commit)
 
     def begins(self) -> None:
-        """Note that a cut or a commit takes everything that is settled."""
+        """Note that a cut or a commit now takes everything that is settled, so that no commit is due."""
         with self._guard:
             self._times.begins()
 
@@ -285,9 +285,9 @@ def _add_ended(
 ) -> None:
     """Add to ``part`` the result of a range that has ended.
 
-    Instead, report the queue as released if the result is to be dropped, or if the queue is given up and
-    there is nothing to commit. ``is_rest``: an earlier result of the queue is still to be committed, so there
-    is something to commit.
+    In two cases report the queue as released instead: if the result is to be dropped, or if the queue is
+    given up and has nothing to commit. ``is_rest``: an earlier result of the queue is kept back, so the queue
+    has something to commit.
     """
     queue = consumed.ack.queue
     fate = instructions.fate(queue)

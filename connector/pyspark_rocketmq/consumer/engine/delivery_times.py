@@ -45,7 +45,7 @@ class DeliveryTimes:
         self._stored: list[npt.NDArray[np.int64]] = []
         """When messages from ``_start`` on were stored, in milliseconds; 0 where it is not known."""
         self._marks: list[int] = []
-        """Ascending indexes: messages from each to the next were delivered at the moment of ``_marked_s``."""
+        """Ascending indexes: messages from each index to the next one were delivered at the same moment."""
         self._marked_s: list[float] = []
         self.extend(pieces)
 
@@ -54,9 +54,9 @@ class DeliveryTimes:
         self._stored += [stored_ms(piece) for piece in pieces if len(piece)]
 
     def began(self, index: int, at_s: float) -> None:
-        """Note that messages from ``index`` on are delivered at ``at_s``, up to the index of the next note.
+        """Note that messages from ``index`` on are delivered at ``at_s``, up to the index of the next call.
 
-        Earlier notes for these messages are dropped: the messages are delivered again.
+        The moments noted earlier for these messages are dropped, because the messages are delivered again.
         """
         while self._marks and self._marks[-1] >= index:
             self._marks.pop()

@@ -317,12 +317,12 @@ class OrderlyTask:
         )
 
     def _end_waiting(self) -> bool:
-        """End ranges that no worker will end; return whether there were any.
+        """End ranges that must end and have no worker that would end them; return whether there were any.
 
         A range must end if its queue is given up, or if its group continues at another offset (after a
-        reset, for example). It ends here if it is suspended, has no messages to deliver, or waits during a
-        pause. The next owner or plan can then have the queue. If no memory is left for further reading, all
-        suspended ranges end.
+        reset, for example). Such a range has no worker if it is suspended, has no messages to deliver, or
+        waits during a pause. After its end, the next owner or plan can have the queue. If no memory is left
+        for further reading, all suspended ranges end, too.
         """
         turns, is_paused, is_given_up = self._turns, self._is_paused, self._instructions.is_given_up
         # Open ranges need no room: each of their queues is held by itself.
@@ -465,7 +465,7 @@ class OrderlyTask:
         return one.run
 
     def _offer(self, queue: MessageQueue, due_s: float) -> None:
-        """Have one more worker help to deliver ``queue`` from ``due_s`` on; called by one that does."""
+        """Have one more worker deliver ``queue`` from ``due_s`` on; called by a worker of that queue."""
         with self._changed:
             self._turns.offered(queue, due_s)
             self._engage_another()
@@ -537,7 +537,7 @@ class _Worker:
         self._began_s = now_s
 
     def begin(self, turn: RangeTurn | None, now_s: float, queue: MessageQueue | None = None) -> None:
-        """Note that the worker now delivers ``turn``, of ``queue``, or does something else (None)."""
+        """Note that the worker now delivers ``queue`` in ``turn``; both None: it does something else."""
         self.is_resting = False
         self._turn, self._began_s, self.queue = turn, now_s, queue
 

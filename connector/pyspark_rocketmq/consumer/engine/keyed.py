@@ -53,7 +53,7 @@ _Held = tuple[int, int, list[Emitted]]
 class HeldRows:
     """Rows that wait: their messages are not committed, or are above the lowest unfinished message.
 
-    Rows beyond a limit are in a file, so the memory is bounded.
+    If the rows take too much memory, they are written to a file.
     """
 
     def __init__(self, columns: RowColumns, file: SpillFile) -> None:
@@ -197,7 +197,7 @@ class KeyedRun(OrderlyRun):
         self.offer: Callable[[float], None] = lambda _: None
         """Called when one more worker can deliver; gets the monotonic time from which on that worker can."""
         self._offered_s = inf
-        """Monotonic time in the last offer that no worker has taken; infinite without one."""
+        """Monotonic time that the newest offer named; infinite if a worker has begun since."""
         self._held = HeldRows(self._output.rows, self._file)
         self._machine = KeyedConsumption(
             keys=self._messages.property_values(SHARDING_KEY),

@@ -44,15 +44,15 @@ _WAITING_BYTES: Final = 8 << 20
 _TAKEN_BYTES: Final = 4 << 20
 """Memory of waiting messages of closed ranges, in bytes, at which they are written; fewer wait for more."""
 _COUNTED_BYTES: Final = 512 << 10
-"""Memory of messages, in bytes, of which rows are made together if the size of a part's rows is limited: the
-part then has little more than the limit."""
+"""Memory of messages, in bytes, of which rows are made together if the size of a part's rows is limited. So a
+part exceeds the limit only a little."""
 _LOOK_EVERY_S: Final = 0.5
 """How often a task that waits checks whether a queue is given up, and longest time for which messages of
 closed ranges wait for more."""
 
 
 class LandedRange:
-    """The progress of one range, of which every message that has arrived is consumed."""
+    """The progress of one range. Every message counts as consumed when it has arrived."""
 
     def __init__(self, planned: QueueRange, columns: MessageColumns) -> None:
         self.planned = planned
@@ -102,7 +102,10 @@ class LandedRange:
         return self._last
 
     def late_reset(self, end: RangeEnd | None) -> Consumed | None:
-        """Return the reset in the end of a range that was given up before; None without one."""
+        """Return a further result with the reset that ``end`` reports, after the range was given up.
+
+        None if it reports no reset.
+        """
         return None if self._last is None else late_reset(self._last, end)
 
     def _cut(self, messages: Sequence[pa.RecordBatch], newest: Arrival, now_s: float) -> Consumed | None:
@@ -119,7 +122,7 @@ class LandedRange:
         return Consumed(list(map(self._columns.rows, messages)), ack, self._columns.row_columns)
 
     def _ack(self, messages: Sequence[pa.RecordBatch], reached: int, now_s: float) -> QueueAck:
-        """Return the ack of a cut that ends at offset ``reached``."""
+        """Return the ack of a cut with these ``messages``, after which the range has reached ``reached``."""
         count = sum(batch.num_rows for batch in messages)
         return QueueAck(
             queue=self.planned.queue,
@@ -166,7 +169,7 @@ def _batches_of(arrival: Arrival) -> Iterator[pa.RecordBatch]:
 
 
 def latencies_of(messages: Sequence[pa.RecordBatch], now_s: float) -> StoreLatencies:
-    """Return how long ago messages were stored. A message counts as delivered now, when its row is made."""
+    """Return how long ago messages were stored; each counts as delivered now, when its row is made."""
     now_ms = int(now_s * 1000)
     counted = NO_LATENCIES
     for batch in messages:

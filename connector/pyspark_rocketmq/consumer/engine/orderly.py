@@ -171,7 +171,7 @@ class OrderlyRun(RangeRun):
         return self
 
     def due_s(self) -> float:
-        """Return infinity: while a worker (thread) delivers this range, no other one can."""
+        """Return infinity: while a worker (thread) delivers this range, no further worker can join."""
         return inf
 
     @property
@@ -288,7 +288,7 @@ class OrderlyRun(RangeRun):
         return 0.0 if until_s is None else max(0.0, until_s - self._now_s())
 
     def stop(self) -> None:
-        """Deliver nothing more; ``finished`` then has the reason. If it has one already, it keeps that."""
+        """Deliver nothing more; ``finished`` then has the reason. A reason that it has already stays."""
         with self._guard:
             self._take_in_arrivals(self._started_s)
             if self._machine.is_dry and self._instructions.is_given_up(self._planned.queue):

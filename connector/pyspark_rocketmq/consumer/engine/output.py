@@ -86,7 +86,7 @@ def _plain_schema(text: str) -> StructType:
 
 
 class Consumed(NamedTuple):
-    """Rows and ack of one range, from its start or its last *cut* on.
+    """Rows and ack of one range: of everything since its start, or since its last *cut*.
 
     A cut takes what the consumption of a range has finished so far, and the range goes on.
     """

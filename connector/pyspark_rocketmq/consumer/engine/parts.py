@@ -73,9 +73,10 @@ class GrowingPart:
                 self._left_out += self._writing.add(rows)
 
     def commit(self) -> frozenset[MessageQueue]:
-        """Commit what was added, if the task itself commits; return queues that the sink now refuses.
+        """Commit the rows added since the last call, if the task itself commits into the sink.
 
-        If only the driver commits into the sink, do nothing, and return no queues.
+        Return the queues that the sink now refuses. If only the driver commits into the sink, do nothing, and
+        return no queues.
         """
         refused = frozenset[MessageQueue]()
         if self._uncommitted and isinstance(self._writing, CommittingWriting):
@@ -134,7 +135,10 @@ def _progress(ack: QueueAck) -> Progress:
 
 
 class GrowingPlace:
-    """Holds a task's growing part, and lends it to one thread at a time; meanwhile the place is empty."""
+    """Holds a task's growing part, and lends it to one thread at a time.
+
+    The place is empty while a thread has the part.
+    """
 
     def __init__(self, new: Callable[[], GrowingPart]) -> None:
         """Begin with a ``new`` part; each further one is made by the same function."""
@@ -144,7 +148,7 @@ class GrowingPlace:
 
     @contextmanager
     def part(self) -> Iterator[GrowingPart]:
-        """Take the part for additions, and put it back at the end; wait while another thread has it."""
+        """Lend the part to a ``with`` block, for additions; wait first while another thread has the part."""
         part = self._taken(None)
         try:
             yield part
@@ -155,7 +159,10 @@ class GrowingPlace:
 
     @contextmanager
     def leaving(self) -> Iterator[GrowingPart]:
-        """Take the part for good, and put a new one in its place; after an error, abandon the taken part."""
+        """Give the part to a ``with`` block for good, and put a new one in its place.
+
+        If the block raises an error, abandon the part that it got.
+        """
         with undone_by_errors(self._taken(self._new())) as part:
             yield part
 
@@ -198,7 +205,7 @@ class PartSender:
         """Finished parts that the driver gets only with the job's result."""
 
     def keeps(self, queue: MessageQueue) -> bool:
-        """Return whether a part with an ack of the queue comes with the job's result."""
+        """Return whether a part with an ack of the queue is kept back for the job's result."""
         return any(queue in part.queues for part in self.kept_back)
 
     def keep(self, part: GrowingPart) -> None:
@@ -210,8 +217,9 @@ class PartSender:
 
         ``number`` is that of the driver's request (cut) that the part answers; None without a request.
 
-        Parts of a queue must reach the driver in order: if one is kept back, so are all later ones. Where
-        ranges are open, the driver gets a report that these queues cannot go on, so that the batch ends soon.
+        Parts of a queue must reach the driver in order: if one is kept back, so are all later ones. If the
+        ranges are open (without a planned end), the driver gets a report that these queues cannot go on, so
+        that the batch ends soon.
         """
         instructions = self._instructions
         finished, ends = part.finish(), frozenset(part.ends)

@@ -90,7 +90,7 @@ class RangeRun(ABC):
         self._is_reported = False
         """Whether the run has reported since the last cut that there is something to commit."""
         self._cut_index = 0
-        """Number of messages in cuts."""
+        """Number of messages that cuts have taken."""
         self._cut_offset = planned.start
         # Since the last cut:
         self._read = len(self._messages)
@@ -365,10 +365,10 @@ class RangeCuts(NamedTuple):
 
 
 def late_reset(last: Consumed, end: RangeEnd | None) -> Consumed | None:
-    """Return a reset that arrived in ``end`` after the range had its ``last`` result; None without one.
+    """Return a further result of a range, for a reset that arrived in ``end`` after the ``last`` result.
 
-    It is a further result of the range, without rows. The broker reports a reset only once, so the driver
-    must get it although nothing more of the range is consumed.
+    Return None if ``end`` reports no reset, or ``last`` has it already. The result has no rows. The broker
+    reports a reset only once, so the driver must get it although nothing more of the range is consumed.
     """
     if end is None or end.reset_to is None or last.ack.reset_to is not None:
         return None
@@ -376,10 +376,11 @@ def late_reset(last: Consumed, end: RangeEnd | None) -> Consumed | None:
 
 
 def acknowledged(end: RangeEnd, ack: QueueAck) -> QueueAck:
-    """Return ``ack`` completed with what only the reader of its range has reported (``end``).
+    """Return ``ack``, completed from ``end``, the report of the reader on the end of the range.
 
-    That is an operator's reset, another log (a topic that was created again, for example), and the statistics
-    of reading. If the broker refused the pulls, the queue is also suspended for at least 3 s.
+    Only the reader's report has an operator's reset, another log (of a topic that was created again, for
+    example), and the statistics of reading. If the broker refused the pulls, the queue is also suspended for
+    at least 3 s.
     """
     state = ack.state
     if end.reason is EndReason.REFUSED:

@@ -1,9 +1,10 @@
-"""Everything special to rows that cross Spark between the source and the listener (``orderlyEngine=state``).
+"""The engine ``state``, with which messages cross Spark as rows on their way to the listener, and its checks.
 
-The engine runs inside ``groupBy(topic, brokerName, queueId).applyInPandasWithState`` on an executor. Spark
-passes a queue's rows in chunks and, once a sort spills, in any order; so the engine gathers the range and
-puts it into queue order before it consumes it. It keeps nothing in Spark's state, and removes what earlier
-releases have left there: everything that a queue's next range needs is in the offset store.
+The engine (``orderlyEngine=state``) runs inside ``applyInPandasWithState`` on an executor, after
+``groupBy(topic, brokerName, queueId)``. Spark passes a queue's rows in chunks and, once a sort spills, in any
+order. So the engine gathers the whole range, and puts it into queue order, before it consumes the messages.
+The engine keeps nothing in Spark's state, and removes what earlier releases have left there: everything that
+a queue's next range needs is in the offset store.
 
 Rows that have crossed Spark are checked before any of them is delivered, because the whole range will be
 acknowledged. A range has exactly one *marker row*, at its end, with the number of messages that were read. A
@@ -106,7 +107,8 @@ def spark_problem() -> str | None:
 def places(spark: SparkSession, checkpoint: str) -> dict[str, str]:
     """Return the folders where this engine's tasks write, by the names that errors use.
 
-    It is only the checkpoint: Spark's tasks keep state there. Without state only the driver writes there.
+    There is one, the checkpoint: Spark's tasks keep state there. With other engines only the driver writes
+    there.
     """
     return {"checkpoint": qualified(spark, checkpoint)}
 

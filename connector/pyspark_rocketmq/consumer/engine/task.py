@@ -2,9 +2,9 @@
 
 A task's result has parts (:mod:`~pyspark_rocketmq.consumer.engine.parts`). Normally there is one, and the
 driver gets it when the job ends. Other parts leave the task earlier
-(:mod:`~pyspark_rocketmq.consumer.engine.cutting`). A task that cannot reach its driver or is to end does not
-begin some of its closed ranges (with a planned end). These have acks without progress, in a part that comes
-with the job.
+(:mod:`~pyspark_rocketmq.consumer.engine.cutting`). A task that cannot reach its driver, or is to end, leaves
+out closed ranges (with a planned end) that it has not begun. Acks without progress report these ranges, in a
+part that comes with the job.
 
 Imports nothing that loads delta-rs: executors fork their workers, and delta-rs must not be in a process that
 forks.
@@ -44,8 +44,8 @@ _RESULT_SCHEMA = pa.schema([("parts", pa.string()), ("could_ask", pa.bool_())])
 _MOST_ROW_BYTES: Final = 2 << 20
 """Size of rows inside parts, in bytes, at which a task with open ranges begins a cut by itself."""
 _MOST_UNCOMMITTED_BYTES: Final = 8 << 20
-"""Size of uncommitted rows, in bytes, at which a task with open ranges that itself commits begins a commit,
-and delivers nothing more until that commit has begun."""
+"""Size of uncommitted rows, in bytes, at which a task that itself commits begins a commit, if its ranges are
+open. It delivers nothing more until that commit has taken the rows."""
 RESULT_COLUMNS: Final = "parts string, could_ask boolean"
 """Columns of the row that each task returns: its parts as JSON, and whether it could ask the driver."""
 
@@ -144,7 +144,7 @@ class TaskParts:
         return [*self._finish_for_driver(last, self._instructions, self._sender), *apart]
 
     def _apart(self, acks: Sequence[QueueAck]) -> list[Part]:
-        """Return a part with only these acks: if one of them is dropped, nothing that was consumed is."""
+        """Return a part with only these acks, so that no consumed message is dropped with one of them."""
         if not acks:
             return []
         with undone_by_errors(self._place.new_part()) as part:
@@ -169,7 +169,7 @@ class TaskParts:
         return sender.kept_back
 
     def abandon(self, error: BaseException | None = None) -> None:
-        """Undo everything that was not sent to the driver; the task has failed with ``error``."""
+        """Undo everything that was not sent to the driver, because the task has failed with ``error``."""
         self._cut_thread.abandon()
         if self._instructions is not None:
             self._instructions.forget(error)
