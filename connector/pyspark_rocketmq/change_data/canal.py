@@ -2,10 +2,12 @@
 
 Position: the number of transactions that the source has executed, if Canal reads by global transaction
 ids (``canal.instance.gtidon=true``), or TiCDC's commit timestamp (``enable-tidb-extension=true``). A message
-with neither number has no position: ``es`` has whole seconds, and ``id`` counts from the program's start.
+with neither number has no position. Its members ``es`` and ``id`` cannot replace it: ``es`` is a time in
+whole seconds, and ``id`` starts again with the program.
 
-All changes of a transaction have one position; they are in the order of the queue. So if a transaction takes
-a key from one row and gives it to another, and these changes are in two queues, they have no order.
+All changes of a transaction have the same position, and only the order of the queue distinguishes them. A
+transaction may take a key from one row and give it to another. If these two changes are in two queues, it is
+unknown which of them came first.
 
 A *run* is a number of consecutive messages with rows of one table and the same columns. They are decoded
 together, column by column, which is faster.
@@ -70,17 +72,17 @@ class CanalJson:
     rules: Rules
 
     def decode(self, message: ChangeMessage) -> Sequence[Decoded]:
-        """Return the contents of a message in their order, at least one.
+        """Return the changes and other contents of a message, in their order; the result is never empty.
 
-        A part that cannot be read is a :class:`BadChange`, never an error.
+        A part that cannot be read becomes a :class:`BadChange`; no error is raised.
         """
         return self._contents(_members_of(message.body))
 
     def runs(self, bodies: Sequence[bytes]) -> Iterator[Run]:
-        """Divide messages, given by their bodies, into runs; yield all runs in the order of the messages.
+        """Divide messages into runs, and yield the runs in the order of the messages.
 
-        A run has the same changes that :meth:`decode` returns for its messages one by one. A message that
-        cannot be decoded together with others is a run of its own.
+        The messages are given by their bodies. A run has the same changes that :meth:`decode` returns for its
+        messages one by one. A message that cannot be decoded together with others is a run of its own.
         """
         run: _Run | None = None
         for number, body in enumerate(bodies):
@@ -108,7 +110,10 @@ class CanalJson:
             return [BadChange(f"the body is no message of Canal: {fault}")]
 
     def _begun(self, number: int, members: Mapping[str, Any] | Decoded, nbytes: int) -> _Run | None:
-        """Return a run that begins with a message; None if the message cannot be decoded with others."""
+        """Return a new run with this message as its first; None if it cannot be decoded with others.
+
+        ``number`` is the message's number among all messages, from 0. ``nbytes`` is the size of its body.
+        """
         if not isinstance(members, Mapping):
             return None
         flat = _Flat(members)
@@ -203,7 +208,10 @@ def _columns_of(
 
 
 def _members_of(body: bytes) -> Mapping[str, Any] | Decoded:
-    """Return the members of a message's JSON object; if it is none, what the message is instead."""
+    """Parse a message's body, and return the members of its JSON object.
+
+    For a body without a change, return a ``PassedOver`` instead; for any other body, a ``BadChange``.
+    """
     if body.strip() in _NOTHING:
         return PassedOver("empty body")
     try:
@@ -256,7 +264,7 @@ class _Shape(NamedTuple):
     columns: Mapping[str, Column[str]]
     types: Mapping[str, SourceType]
     named_keys: Sequence[str] | None
-    """Key columns that the user has named in the option ``keys``; None if there are none."""
+    """Key columns that the option ``keys`` names for the table; None if it names none."""
     own_keys: Sequence[str]
     """Key columns that the message names."""
     position: Position | None
@@ -290,7 +298,7 @@ class _Shape(NamedTuple):
 
 
 def _texts(row: Mapping[str, Any]) -> Iterable[tuple[str, str | None]]:
-    """Return the names and values of a row's columns, after a check that each value is text or null.
+    """Return the names and values of a row's columns. Check before that each value is text or null.
 
     Raises:
         ValueError: If a value is neither a text nor null.
@@ -307,7 +315,10 @@ class _Run:
     """Consecutive messages of one table whose rows have the same columns; no message changes a key."""
 
     def __init__(self, begin: int, first: _Flat, shape: _Shape, keys: frozenset[str]) -> None:
-        """Begin a run with the message of number ``begin``, which the caller then adds by :meth:`add`."""
+        """Begin an empty run. The caller then adds its first message by :meth:`add`.
+
+        ``begin`` is the number of that message among all messages, and ``first`` has its members.
+        """
         self.messages: list[Mapping[str, Any]] = []
         """Members of each message."""
         self._begin = begin
@@ -326,7 +337,7 @@ class _Run:
 
     @property
     def numbers(self) -> range:
-        """Numbers of the messages."""
+        """Numbers of the run's messages among all messages, from 0."""
         return range(self._begin, self._begin + len(self.messages))
 
     def add(self, members: Mapping[str, Any] | Decoded, nbytes: int) -> bool:
@@ -363,9 +374,9 @@ class _Run:
         return True
 
     def columns(self, contents: Iterator[Sequence[Decoded]]) -> ChangeColumns | None:
-        """Return the run's changes as columns; ``contents`` are the contents of its messages.
+        """Return the run's changes as columns; None if there are so few that columns would save no time.
 
-        None if the changes are so few that columns would cost more than they save.
+        ``contents`` yields the contents of each message of the run, as :meth:`CanalJson.decode` returns them.
         """
         if len(self._rows) < _FEWEST_ROWS:
             return None
@@ -392,7 +403,7 @@ class _Run:
         )
 
     def _keep_keys(self, old: Any) -> bool:
-        """Return whether ``old``, the values before updates, has no column of the key: no key changes."""
+        """Return whether no update changes a key: ``old``, the values before updates, has no key column."""
         others = self._others
         return isinstance(old, list) and all(
             before is None or (isinstance(before, dict) and before.keys() <= others) for before in old

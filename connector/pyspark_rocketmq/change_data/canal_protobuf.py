@@ -1,20 +1,21 @@
 """Canal's protobuf messages (``canal.mq.flatMessage=false``): a ``Packet`` of ``Entry`` values.
 
 Position: number of transactions that the source has executed (0 without ``gtidon``), epoch of the server
-(``Rules.epoch_of``), number of the binary log's file, offset in it. Rows of one event of the binary log share
-a position: they are in the order of the queue.
+(``Rules.epoch_of``), number of the binary log's file, offset in it. All rows of one event of the binary log
+have the same position, and only the order of the queue distinguishes them.
 
-Where Canal hashes keys, each row of an event is in an entry of its own, and the entries are in several
-queues, which have no order among them. A statement such as ``UPDATE t SET no = no + 1 ORDER BY no DESC``
-frees each key before another row gets it. So if an update changes a key, and its entry has only one of the
-event's several rows, the delete of the old key gets the position of the byte before the event.
+If Canal chooses queues by a hash of the keys, each row of an event is in an entry of its own. The entries are
+in several queues, which have no order among them. A statement such as
+``UPDATE t SET no = no + 1 ORDER BY no DESC`` frees each key before another row gets this key. The delete of
+an old key must then come before the insert of another row with this key. To ensure this, the delete gets the
+position of the byte before the event, if its entry has only one of the event's several rows.
 
 ``INSERT … ON DUPLICATE KEY UPDATE`` and REPLACE may change a row's key twice in one event, from 1 to 2 to 3.
-Nothing in the entries distinguishes this from keys that are freed. So the table keeps a row with the key 2,
-which the source no longer has.
+Nothing in the entries distinguishes this from keys that are freed. So the sink's table keeps a row with the
+key 2, which the source no longer has.
 
-Only a few fields are needed, so they are read without generated code: those of ``CanalProtocol.proto`` and
-``EntryProtocol.proto``.
+This module reads the few fields that it needs without generated code. They are those of
+``CanalProtocol.proto`` and ``EntryProtocol.proto``.
 """
 
 from __future__ import annotations
@@ -79,9 +80,9 @@ class CanalProtobuf:
     rules: Rules
 
     def decode(self, message: ChangeMessage) -> Sequence[Decoded]:
-        """Return the contents of a message in their order, at least one.
+        """Return the changes and other contents of a message, in their order; the result is never empty.
 
-        A part that cannot be read is a :class:`BadChange`, never an error.
+        A part that cannot be read becomes a :class:`BadChange`; no error is raised.
         """
         if not message.body:
             return [PassedOver("empty body")]
@@ -191,13 +192,13 @@ def _statement(
 
 
 def _rows_of_event(header: Fields) -> int:
-    """Return how many rows an entry's event has, of which the entry may have only one; 0 if unknown."""
+    """Return how many rows an entry's event has; 0 if unknown. The entry may have only one of them."""
     pairs = (fields(pair) for pair in header.get(12, ()) if isinstance(pair, bytes))
     return next((int(text(pair, 2)) for pair in pairs if text(pair, 1) == _ROWS_OF_EVENT), 0)
 
 
 def _before(position: Position) -> Position:
-    """Return the position of the byte before an event: above all changes of the event before it."""
+    """Return the position of the byte before an event: below the event, and not below any earlier one."""
     *place, offset = position
     return (*place, max(offset - 1, 0))
 
@@ -223,7 +224,9 @@ def _keys_of(columns: Mapping[str, _Column]) -> dict[str, _Column]:
 
 
 def fields(encoded: bytes) -> dict[int, list[int | bytes]]:
-    """Return the values of a protobuf message by field number: numbers, or bytes for fields with a length.
+    """Return the values of each field of a protobuf message, by the field's number.
+
+    A value is a number, or bytes for a field with a length.
 
     Raises:
         ValueError: If the bytes are no such message.

@@ -39,7 +39,7 @@ class Kind(StrEnum):
     DOUBLE = "double"
     DECIMAL = "decimal"
     STRING = "string"
-    """A ``str``: also the times of day, intervals, JSON and all types that Spark lacks."""
+    """A ``str``. Times of day, intervals, JSON and all types that Spark lacks are of this kind, too."""
     BINARY = "binary"
     DATE = "date"
     TIMESTAMP = "timestamp"
@@ -71,10 +71,11 @@ class SourceType:
     """The type as the source names it: ``bigint(20) unsigned``, ``io.debezium.time.MicroTimestamp``."""
     kind: Kind
     precision: int | None = None
-    """Number of digits of a decimal; None if the type has no maximum."""
+    """Number of digits of a decimal; None for a decimal without a maximum, and for other kinds."""
     scale: int | None = None
+    """Number of a decimal's digits behind the point; None as for ``precision``."""
     element: SourceType | None = None
-    """Type of an array's elements."""
+    """Type of an array's elements; None if it is unknown, and for other kinds."""
 
     @property
     def spark(self) -> str:
@@ -99,7 +100,7 @@ Position: TypeAlias = tuple[int, ...]
 
 Positions of one table are compared as tuples. The module of the envelope documents the parts of a position;
 all positions of a source have the same number of parts. Of changes with equal positions, rows of a snapshot
-come first. The others are in the order of the queue: by their messages, then by their places in a message.
+come first. The others are in the order of the queue: by their messages, and within a message by their number.
 """
 
 
@@ -127,8 +128,8 @@ class Change:
     position: Position | None = None
     """Position in the source's log. None if the message has none.
 
-    Then only the queue gives an order (``ChangeTable(order="queue")``). But a row of a snapshot without a
-    position comes before all changes with a position.
+    Changes without a position have only the order of their queue (``ChangeTable(order="queue")``). But a row
+    of a snapshot without a position comes before all changes with a position.
     """
     absent: frozenset[str] = frozenset()
     """Columns of the table that the source has left out of ``row``: they keep their stored values.
@@ -211,8 +212,8 @@ class Envelope(Protocol):
     """Reads the messages of one program, such as Canal, without state: equal messages give equal changes."""
 
     def decode(self, message: ChangeMessage) -> Sequence[Decoded]:
-        """Return the contents of a message in their order, at least one.
+        """Return the changes and other contents of a message, in their order; the result is never empty.
 
-        A part that cannot be read is a :class:`BadChange`, never an error.
+        A part that cannot be read becomes a :class:`BadChange`; no error is raised.
         """
         ...

@@ -1,6 +1,6 @@
 """The changes of many messages together, as columns.
 
-This saves making an object for each change and each row, which is most of the cost of a change.
+Columns save the objects for each change and each row. To make these objects is most of the cost of reading.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ class ChangeColumns:
     columns: Mapping[str, Column[str]]
     """All columns of the rows, by name."""
     rows: Sequence[Mapping[str, Any]]
-    """The row after each change; before it, for a delete. Values are as the message has them."""
+    """The row after each change or, for a delete, the row before it. Values are as the message has them."""
     old: Mapping[str, Sequence[Any]]
-    """Values before updates, by column; they must be readable, too. They are not in the order of the rows."""
+    """Values before updates, by column, not in the order of the rows. See :meth:`check_old_values`."""
     messages: Sequence[int]
     """Number of each change's message, from 0, among all messages that were passed to ``runs``."""
     numbers: Sequence[int]

@@ -1,7 +1,7 @@
 """Types of Kafka Connect's JSON, which Debezium's messages carry in their ``schema``.
 
-A logical name (``io.debezium.time.MicroTimestamp`` …) decides what a value stands for. So no option here
-repeats the connector's ``time.precision.mode``, ``decimal.handling.mode`` and similar settings.
+A field's logical name (``io.debezium.time.MicroTimestamp`` …) says what its values stand for. So no option
+here needs to repeat the connector's ``time.precision.mode``, ``decimal.handling.mode`` and similar settings.
 
 Source: ``org.apache.kafka.connect.json.JsonConverter``; Debezium's packages ``time`` and ``data``.
 """
@@ -40,7 +40,10 @@ _MOST_DIGITS: Final = 131_072
 """Maximum number of digits before the point of PostgreSQL's numeric; behind the point it has fewer."""
 _LONGEST_BITS: Final = 64
 _BEYOND_SINGLE: Final = 2.0**128 - 2.0**103
-"""Least number that is infinite as a 32-bit float. Java writes the greatest 32-bit float as 3.4028235E38."""
+"""Least number that is infinite as a 32-bit float.
+
+The greatest finite 32-bit float is no bound: Java writes it as 3.4028235E38, which is a little more.
+"""
 
 
 @dataclass(frozen=True, slots=True)

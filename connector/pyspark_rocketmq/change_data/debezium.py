@@ -1,20 +1,20 @@
 """Debezium's JSON: with ``schema`` and ``payload``, without the schema, and flattened.
 
-Positions, which have the same number of parts in all messages of a connector:
+Parts of a position; their number is the same in all messages of a connector:
 
 * PostgreSQL: last commit before the transaction, LSN, order in the transaction (0 without
   ``provide.transaction.metadata``). LSNs of interleaved transactions are not in the order of their commits.
 * MySQL and MariaDB: epoch of the server (``Rules.epoch_of``), number of the binary log's file, offset in it,
-  order in the transaction (row of the event without ``provide.transaction.metadata``). All events of a
-  compressed transaction have one offset, and the rows of each are numbered from 0: only the order
-  distinguishes them. In other transactions the offset decides.
+  order in the transaction (without ``provide.transaction.metadata``: number of the row in its event). All
+  events of a compressed transaction have the same offset, and the rows of each event are numbered from 0, so
+  only the order in the transaction distinguishes them. In other transactions the offset is enough.
 * SQL Server: commit LSN and change LSN, three parts each, and the number of the event.
 * Other connectors: none.
 
 For an update of the table's own key, Debezium sends a delete and an insert, in two queues. Both have the same
 position if messages have no order in the transaction. If the option ``keys`` names other columns, the update
-may leave the values of these as they are. The delete and the insert then have the same key, and a delete that
-is read last would remove the row. So the delete gets a position just below that of the insert.
+may leave the values of these columns as they are. The delete and the insert then have the same key, and a
+delete that is read last would remove the row. So the delete gets a position just below that of the insert.
 
 Without a schema, values are as JSON has them, types are empty, and nothing distinguishes bytes and precise
 decimals from text: set ``decimal.handling.mode=string``.
@@ -67,9 +67,9 @@ _LONGEST_KEPT: Final = 128 << 10
 A parsed schema takes several times the memory of its text.
 """
 _MOST_KINDS: Final = 64
-"""Number of different sets of column names for which a schema keeps the decoders.
+"""Maximum number of different sets of column names for which a schema keeps the decoders.
 
-Usually all messages have the same names.
+Usually all messages with the schema have the same column names.
 """
 NEW_KEY: Final = "__debezium.newkey"
 """Header of the delete that Debezium sends for an update of the table's own key."""
@@ -82,7 +82,7 @@ class DebeziumJson:
     rules: Rules
 
     def decode(self, message: ChangeMessage) -> Sequence[Decoded]:
-        """Return the contents of a message: one value; two if an update changes a key that ``keys`` names.
+        """Return the contents of a message: one value, or two if an update changes a key that ``keys`` names.
 
         If the message cannot be read, the value is a :class:`BadChange`.
         """
@@ -110,10 +110,10 @@ class DebeziumJson:
             return [BadChange(str(fault), table)]
 
     def _freed(self, change: Change, own_key: Mapping[str, Any]) -> Change:
-        """Return Debezium's delete of a changed key, with a lower position if necessary.
+        """Return ``change``, Debezium's delete of a changed key, with a lower position if necessary.
 
-        The position must be just below that of the insert that follows if both may have the same key. They
-        may if ``keys`` lacks columns of the table's own key.
+        An insert follows. If the option ``keys`` lacks columns of the table's own key, delete and insert may
+        have the same key. The delete's position must then be just below that of the insert.
         """
         named, position = self.rules.keys_of(change.table), change.position
         if change.operation is not Operation.DELETE or named is None or position is None:
@@ -127,7 +127,7 @@ class DebeziumJson:
         """Return a delete and an insert if an update changes a key that ``keys`` names, else the change.
 
         For the table's own key, Debezium already sends a delete and an insert. If the source logs no old
-        values, a change of a key that ``keys`` names cannot be noticed, so it must not change.
+        values, a change of a key that ``keys`` names goes unnoticed, so such a key must never change.
         """
         named, before, row = self.rules.keys_of(change.table), change.before or {}, change.row
         if named is None or change.operation is not Operation.UPDATE:
@@ -211,7 +211,7 @@ class _Struct:
         return _Struct(value, schema, self.rules)
 
     def schema_of(self, name: str) -> _Schema | None:
-        """Return the schema of a member, even of a null one.
+        """Return the schema of a member, even if the member's value is null.
 
         None if the object has no schema, or if its schema lacks the member.
         """
@@ -223,9 +223,9 @@ class _Struct:
         return _Struct(payload, self.schema, self.rules)
 
     def typed_as(self, row: _Schema | None) -> _Struct:
-        """Return the object with the schema ``row``, if it has no schema and ``row`` has all its members.
+        """Return the object with the schema ``row``, or the object as it is.
 
-        Otherwise return the object as it is.
+        The object gets the schema if it has none, and if ``row`` has all of its members.
         """
         typed = _Struct(self.payload, row, self.rules)
         return typed if self.schema is None and typed.columns().keys() == self.payload.keys() else self
@@ -467,8 +467,8 @@ def _key_values(
 ) -> dict[str, Any]:
     """Return the values of the key's columns: from the message's KEYS, or else from the row ``image``.
 
-    ``of_row`` has the values of that row, already decoded. If only the row has a schema, the row comes first,
-    and KEYS second. ``named`` are the columns that the user has named; None without them.
+    If only the row has a schema, its values are preferred to those in KEYS. ``of_row`` has the row's values,
+    already decoded. ``named`` are the key columns that the user has named; None if there are none.
     """
     names = list(key.payload) if named is None else named
     of_key = key.row()[0] if key.payload else {}

@@ -6,8 +6,8 @@ this order.
 Rule 2: nothing depends on how changes arrive. The state of a key is the highest deletion, and per column the
 value with the highest place. Combining states is associative, commutative and idempotent: any order of
 arrival, any repetition and any batches give the same state.
-Rule 3: values stay where they are. A :class:`Fact` has only the number of the row that has its values, so
-they are never copied, and no type is lost.
+Rule 3: values stay where they are. A :class:`Fact` has only the number of the row that has its values. So
+values are never copied here, and keep their types.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ OTHERS: Final = "*"
 """Key in :attr:`Fact.older` that stands for all columns which have no entry of their own there."""
 NONE_OLDER: Final[Mapping[str, Order]] = MappingProxyType({})
 _TIMED: Final = 2
-"""First number after the position in places with a time; it is 0 or 1 in all others."""
+"""First number after the position in a place that has a time. A place without a time has 0 or 1 there."""
 _PARTS, _RANKS = ".", " "
 """Separators within and between tuples. The second one sorts lower, so a shorter tuple is the lower one."""
 _MOST_DIGITS: Final = len(ascii_lowercase)
@@ -49,8 +49,9 @@ def order_of(
     """Return a change's place in the order of its table.
 
     The position decides first. Of changes with equal positions, rows that a snapshot read come before all
-    others; then the order of the queue decides. Without positions, only the order of the queue decides, or
-    the time before it where there is one: a topic that is created again gives its offsets a second time.
+    others; then the order of the queue decides. Without positions, only the order of the queue decides. If
+    there is a time, it decides before the order of the queue: a topic that is created again gives its offsets
+    a second time.
 
     Args:
         position: Position in the log of the source; None if the message has none.
@@ -178,10 +179,11 @@ def _row_of(facts: Sequence[Fact], columns: Sequence[str], deleted_at: Order) ->
 
 
 def compressed(places: Mapping[str, Order], at: Order) -> Mapping[str, Order]:
-    """Return the places by column in a short form, in which columns with the place ``at`` are left out.
+    """Return the places by column in the shorter of two forms, both of which :func:`place_in` reads.
 
-    If it is shorter, the result has ``OTHERS`` with the most frequent of the remaining places, and leaves out
-    the columns with that place. Then it has all other columns, even those with the place ``at``.
+    The first form leaves out the columns with the place ``at``. The second form has the entry ``OTHERS`` with
+    the most frequent other place, and leaves out the columns with that place. It names all other columns,
+    even those with the place ``at``.
     """
     older = {name: place for name, place in places.items() if place != at}
     if len(older) < 2:

@@ -26,7 +26,7 @@ _WHERE: Final = "options of an envelope"
 
 
 class TableOptions(TypedDict, total=False):
-    """Options of an envelope for one table, whose key is known."""
+    """Options of an envelope for one table; the sink has its key, so the option ``keys`` is not needed."""
 
     source_time_zone: str
     """Zone in which Canal writes a TIMESTAMP: that of Canal's JVM (``Asia/Shanghai``, ``+08:00``)."""
@@ -45,7 +45,7 @@ class TableOptions(TypedDict, total=False):
 
 
 class EnvelopeOptions(TableOptions, total=False):
-    """Options of an envelope."""
+    """All options that envelopes have; each envelope has some of them."""
 
     keys: Mapping[str, Sequence[str]] | Sequence[str]
     """Key columns, for all tables or by ``database.table``; they override those that messages name."""

@@ -129,7 +129,10 @@ class _Walk:
     """Numbers of the rows with the values that the next version takes over, by column."""
     versions: list[Version] = field(default_factory=list)
     in_vain: list[Event] = field(default_factory=list)
-    """Deletions not remembered yet that no version shows: no version ended there, or it has another time."""
+    """Deletions that are not remembered yet, and that no version shows.
+
+    Either no version ended at the deletion's place, or that version's end has another time (rule 5).
+    """
     _current: Version | None = None
     _time: datetime | None = None
 
@@ -186,7 +189,10 @@ def _update(version: Version, at: Order, values: Mapping[str, int], differ: Diff
 
 
 def _in_order(events: Iterable[Event]) -> Iterator[Event]:
-    """Yield events by their places. Changes at one place are joined; a deletion at that place comes last."""
+    """Yield events in the order of their places.
+
+    Changes at the same place are joined, and so are deletions. A deletion comes after a change at its place.
+    """
     waiting: Event | None = None
     for event in sorted(events, key=lambda event: (event.at, event.values is None)):
         if waiting is None:

@@ -81,7 +81,7 @@ def _shown(value: Any) -> str:
 
 
 def text_of(value: Any) -> str:
-    """Return a value of a change as text: a string as it is, others as by :func:`show` without quotes.
+    """Return a value of a change as text: a string as it is, any other value as in JSON, without quotes.
 
     A decimal has its digits behind the point as databases show them, without an exponent: ``0.00``, not
     ``0E-2``. The text does not show the type: the number 1 and the string "1" have the same text.

@@ -4,7 +4,7 @@ Position (``output_binlog_position=true``): epoch of the server (``Rules.epoch_o
 ``output_server_id=true``), number of the binary log's file, offset in it, number of the row in its
 transaction. Rows of a bootstrap (Maxwell's snapshot of a table) have no position.
 
-A message has no types. So values are as JSON has them, with exact decimals, and bytes are text in base64.
+A message has no types. So values are as in its JSON, with exact decimals, and bytes are text in base64.
 Documents of JSON columns become JSON text, and so do SETs, which Maxwell writes as arrays: ``["a","d"]``.
 """
 
@@ -48,9 +48,9 @@ class MaxwellJson:
     rules: Rules
 
     def decode(self, message: ChangeMessage) -> Sequence[Decoded]:
-        """Return the contents of a message in their order, at least one.
+        """Return the changes and other contents of a message, in their order; the result is never empty.
 
-        A part that cannot be read is a :class:`BadChange`, never an error.
+        A part that cannot be read becomes a :class:`BadChange`; no error is raised.
         """
         if message.body.strip() in (b"", b"null"):
             return [PassedOver("empty body")]

@@ -1,9 +1,9 @@
 """MySQL's and MariaDB's types, and their values as Canal writes them: text.
 
-Rule 1: a column's type is from ``mysqlType``, never from a value, and never from ``sqlType``, which changes
-with the value (a BIGINT UNSIGNED above 2^63 is a DECIMAL there).
-Rule 2: a value that its type cannot have is refused, not repaired: a negative unsigned number shows that the
-program had no metadata of the table.
+Rule 1: a column's type is from ``mysqlType``, never from a value, and never from ``sqlType``. The latter
+changes with the value: a BIGINT UNSIGNED above 2^63 is a DECIMAL there.
+Rule 2: a value that its type cannot have is refused, not repaired. For example, a negative unsigned number
+shows that the program had no metadata of the table.
 
 Source: ``LogEventConvert.parseOneRow``, ``RowsLogBuffer``.
 """
@@ -35,7 +35,7 @@ _LONGEST_BITS, _LONGEST_BINARY = 64, 255
 _LAST_YEAR: Final = 9999
 _MEDIUMINT_BITS: Final = 24
 _DECIMAL_DIGITS: Final = 10
-"""Precision of a DECIMAL that names none."""
+"""Precision of a DECIMAL whose type names no precision."""
 
 _INTEGERS: Final = {
     "tinyint": (8, Kind.BYTE, Kind.SHORT),
@@ -46,7 +46,7 @@ _INTEGERS: Final = {
     "bigint": (64, Kind.LONG, Kind.DECIMAL),
     "serial": (64, Kind.DECIMAL, Kind.DECIMAL),
 }
-"""Number of bits, kind if signed, and kind if unsigned, of MySQL's integer types by their names."""
+"""For each of MySQL's integer types, by name: number of bits, kind if signed, kind if unsigned."""
 _DECIMALS: Final = frozenset({"decimal", "numeric", "dec", "fixed"})
 _BINARIES: Final = frozenset(
     {"binary", "varbinary", "tinyblob", "blob", "mediumblob", "longblob"}
@@ -176,7 +176,7 @@ def _decimal(declared: _Declared) -> Column[str]:
 
 
 def scaled(value: Decimal, precision: int | None, scale: int) -> Decimal:
-    """Return a decimal with as many digits behind the point as its type has: Canal writes 3.00 as ``3.0``.
+    """Return a decimal with as many digits behind the point as its type has: 3.00 for Canal's ``3.0``.
 
     Raises:
         ValueError: If the value is not finite, or has more digits than its type. If ``precision`` is None,

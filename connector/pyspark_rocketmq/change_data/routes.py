@@ -51,9 +51,9 @@ class TableRoute:
     ``lake/{table}``. None: ``{database}/{table}``, or ``{database}/{schema}/{table}``.
     """
     merges: bool = False
-    """Whether several source tables become one table.
+    """Whether several source tables become one table of the lake.
 
-    Its key then has the columns ``__source_database`` and ``__source_table``, too.
+    The key of that table then has the columns ``__source_database`` and ``__source_table``, too.
     """
     include: Sequence[str] | None = None
     """The source's columns to keep; None keeps all. Columns of the key are always kept."""
@@ -177,7 +177,7 @@ class Routed:
     def kept(self, columns: Iterable[str]) -> list[str]:
         """Return those of ``columns`` that ``include`` and ``exclude`` keep, by their names in the source.
 
-        The result may lack columns of the key. The table in the lake has these all the same.
+        The result may lack columns of the key. The table in the lake always has the key's columns.
         """
         return [name for name in columns if self._keeps(name)]
 
@@ -207,9 +207,9 @@ class Routed:
         return name in self.route.mask or not self._keeps(name)
 
     def names_of(self, columns: Iterable[str]) -> list[str]:
-        """Return the names in the lake of those ``columns`` of a statement that the route keeps.
+        """Return the names in the lake of those ``columns`` that the route keeps.
 
-        Names match in upper and lower case, as in MySQL.
+        ``columns`` are names in a statement of the source. Their case makes no difference, as in MySQL.
         """
         include, exclude = (_in_lower(names) for names in (self.route.include or (), self.route.exclude))
         names = {name.lower(): new for name, new in self.route.rename.items()}

@@ -21,7 +21,7 @@ class RowImage(NamedTuple):
     operation: Operation
     key_columns: Sequence[str]
     row: Mapping[str, Any]
-    """The row after the change; before it, for a delete."""
+    """The row after the change or, for a delete, the row before it."""
     old: Mapping[str, Any]
     """Values before an update: at least those of the columns that it has changed."""
     position: Position | None
@@ -29,7 +29,7 @@ class RowImage(NamedTuple):
     types: Mapping[str, SourceType]
     source_time: datetime | None
     left_at: Position | None = None
-    """Position of the delete of the old key, if an update changes the key. None: the same as ``position``."""
+    """Position of the delete of the old key if an update changes the key; None if it is ``position``."""
 
     def changes(self) -> Iterator[Change]:
         """Yield the change of the row; if an update changes the key, yield a delete and an insert.
@@ -90,7 +90,9 @@ def _shown(row: Mapping[str, Any]) -> Mapping[str, Any]:
 def key_columns(named: Sequence[str] | None, own: Sequence[str], row: Mapping[str, Any]) -> Sequence[str]:
     """Return the names of the key's columns: ``named``, else ``own``, else a hidden column of the row.
 
-    RDS and PolarDB-X add a hidden column to a table without a key. Without such a column, return no name.
+    ``named`` are the columns that the user has named; None if there are none. ``own`` are those that the
+    message names. RDS and PolarDB-X add a hidden column to a table without a key. Without such a column,
+    return no name.
     """
     if named is not None:
         return named

@@ -14,7 +14,7 @@ from pyspark_rocketmq.change_data.times import OutOfRange, Unreadable, moment
 ValueT = TypeVar("ValueT")
 
 HIDDEN_KEYS: Final = frozenset({"__#alibaba_rds_row_id#__", "_drds_implicit_id_"})
-"""Columns that RDS and PolarDB-X add to a table without a key: its key, but not a part of its rows."""
+"""Columns that RDS and PolarDB-X add to a table without a key. They are its key, but not part of its rows."""
 _MOST: Final = 2**63 - 1
 """Greatest part of a position."""
 
@@ -70,9 +70,9 @@ class Rules:
         return named.get(str(table), named.get("*"))
 
     def epoch_of(self, server: int) -> int:
-        """Return a server's epoch: its number in :attr:`servers`, from 1 on, which is a part of positions.
+        """Return a server's epoch, a part of positions: its number in :attr:`servers`, counted from 1.
 
-        The epoch is 0 if :attr:`servers` is empty, or if the server is unknown (id 0).
+        The epoch is 0 if :attr:`servers` is empty, or if the message names no server (id 0).
 
         Raises:
             ValueError: If :attr:`servers` lacks this server.
@@ -110,7 +110,8 @@ class Column(Generic[ValueT]):
     reads_plain_texts: bool = False
     """Whether a whole column of texts can be converted in one step, instead of value by value.
 
-    It can if ``decode`` reads the plain text (``3.00``) of each value of ``type.spark`` as this value.
+    This is so if ``decode`` reads the plain text of each value of the type ``type.spark`` as that same value,
+    for example ``3.00`` as the decimal 3.00.
     """
 
 
@@ -130,9 +131,10 @@ def decoded(columns: Mapping[str, Column[Any]], values: Iterable[tuple[str, Any]
 
 
 def columns_in(reason: str) -> list[str]:
-    """Return the possible names of the column whose value an error of :func:`decoded` shows.
+    """Return the possible names of the column that an error of :func:`decoded` is about.
 
-    There are several if the name contains a parenthesis; none if the error is about something else.
+    ``reason`` is the error's text. There are several names if the column's name contains a parenthesis, and
+    none if the error is about something else.
     """
     head, found, _ = reason.partition("): ")
     if not found or not head.startswith("column "):
@@ -168,7 +170,8 @@ def number_of_file(name: str) -> int:
 def transactions_in(gtids: str) -> int:
     """Count the transactions in a set of global transaction ids; a source's count only grows.
 
-    MySQL writes ``uuid:1-5:7,uuid:1-3``, MariaDB ``domain-server-sequence`` with the newest of each domain.
+    MySQL writes ``uuid:1-5:7,uuid:1-3``. MariaDB writes ``domain-server-sequence`` for each domain, with the
+    sequence number of the domain's newest transaction.
 
     Raises:
         ValueError: If the text has neither form.

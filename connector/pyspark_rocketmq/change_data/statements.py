@@ -1,7 +1,7 @@
 """Columns that the statements of a source take away: those that ALTER TABLE drops or renames.
 
-Only MySQL's programs send statements. It is unknown whether a row of another queue was written before or
-after a statement. So a statement may be a reason to stop, but must not decide how rows are read.
+Only programs that read MySQL send statements. It is unknown whether a row of another queue was written before
+or after a statement. So a statement may be a reason to stop, but must not decide how rows are read.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Dates and times of change data: exact to the microsecond, and never a wrapped number.
+"""Dates and times of change data, exact to the microsecond. A number that is too large is an error.
 
 Python's and Spark's dates end with the year 9999, and Python's begin with the year 1. A source has more:
-MySQL's zero dates, PostgreSQL's infinity and years before Christ. Such a value is ``OutOfRange``, which the
-rules of the envelope turn into NULL or into a bad change.
+MySQL's zero dates, PostgreSQL's infinity and years before Christ. For such a value the functions here raise
+``OutOfRange``. The settings of the envelope turn this error into NULL or into a bad change.
 """
 
 from __future__ import annotations
@@ -132,7 +132,7 @@ def parse_moment(text: str, zone: tzinfo | None = None) -> datetime:
 
 
 def utc_text(value: date) -> str:
-    """Write a date or a ``datetime`` in ISO 8601; a ``datetime`` with a zone in UTC and with ``Z``."""
+    """Return a date or a ``datetime`` in ISO 8601; one with a zone is converted to UTC and ends in ``Z``."""
     if not isinstance(value, datetime):
         return value.isoformat()
     if value.tzinfo is None:
