@@ -1,8 +1,8 @@
 """Splits a column of bodies into the schemas' ids and the payloads, for ``from_avro`` and ``from_protobuf``.
 
-A *frame* is what a serializer puts before the payload, or into a property, to name the schema. These
-expressions run in the JVM, and return the same values as :mod:`~pyspark_rocketmq.schemas.framing`; null
-stands for a damaged frame.
+A *frame* is what a serializer puts before the payload, or into a property, to name the schema. The functions
+return Spark expressions, which run in the JVM. These have the same values as the functions of
+:mod:`~pyspark_rocketmq.schemas.framing`; null stands for a damaged frame.
 """
 
 from __future__ import annotations
@@ -27,11 +27,14 @@ _LARGE_ID: Final = "(?!0{16})[0-7].{15}"
 """Hexadecimal digits of an int64 above 0."""
 _GUID: Final = "(.{8})(.{4})(.{4})(.{4})(.{12})"
 _INDEX: Final = "(?:[0-7][02468ACE]|[89A-F][02468ACE](?:[89A-F].){0,3}[0-7].)"
-"""Hexadecimal digits of one of Confluent's indexes: a varint whose lowest bit, the sign, is 0."""
+"""Pattern of the hexadecimal digits of one Confluent index: a varint whose lowest bit, the sign, is 0."""
 _MOST_INDEXES: Final = 16
 """Maximum depth of a nested protobuf message type."""
 _INDEXES: Final = "(00|" + "|".join(f"{2 * n:02X}{_INDEX}{{{n}}}" for n in range(1, _MOST_INDEXES + 1)) + ")"
-"""Hexadecimal digits of Confluent's indexes, the place of a message type in its file, as one group."""
+"""Pattern of the hexadecimal digits of Confluent's indexes, as one group.
+
+The indexes are the place of a message type in its file.
+"""
 _GUIDS: Final = {Framing.CONFLUENT: "^01(.{32})", Framing.CONFLUENT_HEADERS: f"^01(.{{32}}){_INDEXES}?$"}
 """Regular expressions that find a schema's GUID at the beginning of bytes, by framing.
 
@@ -61,7 +64,7 @@ _PAYLOAD_FROM: Final = {
     Framing.ROCKETMQ_JSON: 9,
     Framing.ROCKETMQ_CONNECT: 9,
 }
-"""Place of a body's first byte after the schema's id, by framing; the first byte of a body is at 1."""
+"""Place of the first byte after the schema's id in a body, by framing. Places count from 1."""
 _NO_PROPERTIES: Final = "framing {} has the schema's id in a property: give properties=df.properties"
 
 
@@ -135,7 +138,7 @@ def _property(properties: Column | None, framing: Framing, name: str) -> Column:
 
 
 def _id_in(digits: Column, framing: Framing) -> Column:
-    """Return the schema's id at the beginning of bytes, given as hexadecimal digits; null without one."""
+    """Return the schema's id at the beginning of bytes, which are given as hexadecimal digits; else null."""
     found = _group(digits, _FRAMES[framing])
     number = sf.conv(found, 16, 10)
     if framing not in _GUIDS:
@@ -144,7 +147,10 @@ def _id_in(digits: Column, framing: Framing) -> Column:
 
 
 def _id_in_header(text: Column) -> Column:
-    """Return the schema's id in a property, or null; the property is the text of a GUID, digits or base64."""
+    """Return the schema's id in the text of a property; null if the text has none.
+
+    The text is a GUID, or has Confluent's header in hexadecimal digits or in base64.
+    """
     is_digits = text.rlike("^0[01](?:[0-9A-Fa-f]{2})*$")
     digits = sf.when(is_digits, sf.upper(text)).otherwise(sf.hex(sf.try_to_binary(text, sf.lit("base64"))))
     of_guid = sf.when(text.rlike("^[0-9A-Fa-f]{8}-(?:[0-9A-Fa-f]{4}-){3}[0-9A-Fa-f]{12}$"), sf.lower(text))
@@ -161,13 +167,19 @@ def _group(digits: Column, pattern: str) -> Column:
 
 
 def _indexes_length(body: Column, start: Column) -> Column:
-    """Return how many bytes Confluent's indexes of a message type take at ``start``; null if damaged."""
+    """Return how many bytes Confluent's indexes of a message type take, which begin at ``start``.
+
+    Null if they are damaged.
+    """
     digits = sf.hex(body.substr(start, sf.lit(_INDEX_BYTES)))
     return sf.length(_group(digits, f"^{_INDEXES}")) / 2
 
 
 def _name_length(body: Column, start: Column) -> Column:
-    """Return how many bytes Apicurio's ``Ref``, with the message type's name, takes; null if damaged."""
+    """Return how many bytes Apicurio's ``Ref`` takes, which begins at ``start`` and names the message type.
+
+    Null if it is damaged.
+    """
     digits = sf.hex(body.substr(start, sf.lit(3)))
     length = _number(_group(digits, "^([0-7].)"))
     name = body.substr(start + 3, length - 2).cast("string")

@@ -1,4 +1,4 @@
-"""Decodes messages in listeners, one by one or a record batch, by schemas from a registry."""
+"""Decodes messages in listeners, one by one or as a record batch, by schemas from a registry."""
 
 from __future__ import annotations
 
@@ -43,7 +43,10 @@ class DecoderSettings:
     reader_schema: str | None = None
     """Avro schema, as JSON, to which values are converted; None leaves them as they were written."""
     message_type: str | None = None
-    """Protobuf message type for bodies whose frame names none; None for files with one type."""
+    """Protobuf message type for bodies whose frame names no type, or the first type of the file.
+
+    None if each file has only one type, or if frames name the type.
+    """
 
     @classmethod
     def of(
@@ -131,8 +134,8 @@ class BodyDecoder:
         Raises:
             BadRecord: If the body can never be decoded.
             SchemaRegistryDown: If this process has not got the body's schema yet, and the registry does not
-                answer. Do not catch this error in a listener: with it the messages wait, and no attempt is
-                counted.
+                answer. Do not catch this error in a listener: it makes the messages wait, without counting an
+                attempt.
         """
         return self._decode(message.body, message.properties)
 
@@ -140,15 +143,15 @@ class BodyDecoder:
         """Return the decoded bodies of an ``ArrowListener``'s messages as rows for it to return.
 
         Each message becomes a row with ``queueOffset``, the fields of ``schema``, ``badRecord`` and
-        ``badReason``. A field that a body lacks is null. The last two columns are usually null. If the body
-        cannot be decoded to a record, or a value does not fit its column, they have the whole body and the
-        reason, and all fields are null. A number does not fit a column of times, because its unit is
+        ``badReason``. A field that a body lacks is null. ``badRecord`` and ``badReason`` are usually null. If
+        the body cannot be decoded to a record, or a value does not fit its column, they have the whole body
+        and the reason, and all fields are null. A number does not fit a column of times, because its unit is
         unknown. A time that is finer than its column does not fit either.
 
         Raises:
             SchemaError: If ``schema`` has one of the added columns.
             SchemaRegistryDown: If this process has not got a body's schema yet, and the registry does not
-                answer. Do not catch this error in a listener: with it the messages wait.
+                answer. Do not catch this error in a listener: it makes the messages wait.
         """
         if taken := [name for name in schema.names if name in _ADDED]:
             raise SchemaError(f"The schema has column(s) {', '.join(taken)}, which columns() adds itself.")
@@ -209,15 +212,15 @@ class BodyDecoder:
 
 @lru_cache(maxsize=64)
 def _decoders_of(settings: DecoderSettings) -> dict[SchemaId, Decode]:  # noqa: ARG001 - the key
-    """Return this process's decoders for these settings, by schema; callers add to the dict that is returned.
+    """Return the dict of this process's decoders for these settings, by schema id; callers add decoders.
 
-    Equal settings have the same dict, which outlives a micro-batch.
+    All calls with equal settings return the same dict, so decoders are kept from one micro-batch to the next.
     """
     return {}
 
 
 def _decoder(settings: DecoderSettings, schema_id: SchemaId) -> Decode:
-    """Return the decoder for a schema. If the schema cannot be used, its decoder refuses all payloads."""
+    """Return the decoder for a schema. If the schema cannot be used, return one that refuses all payloads."""
     lookup = lookup_of(settings.registry)
     make: Callable[..., Decode] = (
         partial(_avro, settings) if settings.body_format is BodyFormat.AVRO else partial(_protobuf, settings)

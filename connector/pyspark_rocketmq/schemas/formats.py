@@ -1,8 +1,9 @@
-"""Turns payloads into values by a writer's schema; a payload that cannot be decoded is a bad record.
+"""Turns payloads into values by the schema with which they were written.
 
-Schemas and payloads are foreign bytes, which must not harm the process.  A schema that contains itself could
-make fastavro's compiled reader overflow its stack, so fastavro's slower reader in Python reads such payloads.
-A schema with an array whose items take no bytes is refused: a short payload could have any number of items.
+A payload that cannot be decoded is a bad record. Schemas and payloads are foreign bytes, which must not harm
+the process.  A schema that contains itself could make fastavro's compiled reader overflow its stack, so
+fastavro's slower reader in Python reads such payloads. A schema with an array whose items take no bytes is
+refused: a short payload could have any number of items.
 """
 
 from __future__ import annotations
@@ -64,10 +65,11 @@ _JSON: Final = json.JSONDecoder(parse_float=_finite, parse_constant=_no_constant
 def avro_decoder(schema: RegisteredSchema, references: References, reader_schema: str | None) -> Decode:
     """Return a decoder of Avro payloads that were written by ``schema``.
 
-    It converts values to ``reader_schema`` if that is given.
+    The decoder converts values to ``reader_schema``; None leaves them as they were written. ``references``
+    has the schemas that ``schema`` uses, by name.
 
     Raises:
-        BadRecord: If the schema cannot be used.
+        BadRecord: If ``schema`` or one of ``references`` cannot be used.
         ValueError: If ``reader_schema`` is no Avro schema.
     """
     import fastavro
@@ -191,10 +193,10 @@ class _AvroShape:
         """Whether a type contains itself."""
 
     def least_bytes(self, schema: Any) -> int:
-        """Return a lower bound for the bytes of a value in Avro; 0 only if a value may take no bytes.
+        """Return a lower bound for the bytes that a value takes in Avro; 0 only if it may take no bytes.
 
         Raises:
-            BadRecord: If there is an array whose items may take no bytes.
+            BadRecord: If the schema has an array whose items may take no bytes.
         """
         match schema:
             case str(name):
@@ -248,10 +250,11 @@ class _AvroShape:
 def protobuf_decoder(schema: RegisteredSchema, references: References, message_type: str | None) -> Decode:
     """Return a decoder of protobuf payloads, by the descriptor of the ``.proto`` file in ``schema``.
 
-    ``message_type``, a type in that file, is used for a payload whose frame names no type, or the first type.
+    ``references`` has the files that this file imports, by name. ``message_type`` is a type in the file. It
+    is used for a payload whose frame names no type, or names the first type of the file.
 
     Raises:
-        BadRecord: If the schema cannot be used.
+        BadRecord: If ``schema`` or one of ``references`` cannot be used.
     """
     from google.protobuf.message import DecodeError
 

@@ -97,8 +97,8 @@ def split_frame(
     """Split a body into the id of its schema, the payload, and the message type if the frame names it.
 
     Raises:
-        FrameDamaged: If body and properties are not in this framing. The error names another one that they
-            look like, if any.
+        FrameDamaged: If body and properties are not in this framing. If they look like another framing, the
+            error names that one.
     """
     try:
         return _SPLITTERS[framing](body, properties, body_format)
@@ -140,7 +140,7 @@ def _split_confluent(body: bytes, _: Mapping[str, str], body_format: BodyFormat)
 
 
 def _confluent(data: bytes, body_format: BodyFormat, where: str) -> Frame:
-    """Split bytes that begin with a magic byte and an id or a GUID; ``where`` names them in errors."""
+    """Split bytes that begin with a magic byte and an id or a GUID; ``where`` names the bytes in errors."""
     match data[:1]:
         case b"\x00":
             schema_id: SchemaId = _small_id(data)
@@ -283,7 +283,7 @@ def _large_id(data: bytes, start: int) -> int:
 
 
 def _indexes(data: bytes, at: int) -> tuple[tuple[int, ...], int]:
-    """Read Confluent's indexes of a message type; return them and where they end."""
+    """Read Confluent's indexes of a message type, which begin at ``at``; return them and where they end."""
     count, at = _zigzag(data, at)
     if count == 0:
         return FIRST_MESSAGE, at
@@ -305,7 +305,7 @@ def _zigzag(data: bytes, at: int) -> tuple[int, int]:
 
 
 def _varint(data: bytes, at: int) -> tuple[int, int]:
-    """Read an unsigned varint (7 bits of the number in each byte); return it and where it ends."""
+    """Read an unsigned varint (7 bits of the number in each byte); return it and the place after it."""
     number = 0
     for place in range(_LONGEST_VARINT):
         if at + place >= len(data):
@@ -321,9 +321,9 @@ def _varint(data: bytes, at: int) -> tuple[int, int]:
 
 
 def _type_name(data: bytes) -> tuple[str, int]:
-    """Read Apicurio's ``Ref``, a message with the type's name in field 1.
+    """Read Apicurio's ``Ref``, a protobuf message with the name of the message type in field 1.
 
-    Return the name, empty if the ``Ref`` is, and where the ``Ref`` ends.
+    Return the name, which is empty if the ``Ref`` is empty, and the place after the ``Ref``.
     """
     length, at = _varint(data, 0)
     end = at + length

@@ -102,9 +102,9 @@ class HttpGet:
             self._headers["Authorization"] = authorization
 
     def __call__(self, url: str, timeout_s: float) -> Answer:
-        """Send a GET request, and return the answer, even one with an error's status.
+        """Send a GET request, and return the answer, even if its status is an error.
 
-        Of an answer with an error's status, return at most 64 KiB, and only what came in time.
+        An answer with an error's status may be cut off: it has at most 64 KiB, and only what came in time.
 
         Raises:
             SchemaRegistryDown: If no complete answer came within ``timeout_s``.
@@ -160,7 +160,7 @@ def _read_some(error: HTTPError, deadline: Deadline) -> bytes:
 
 
 class _NoRedirects(HTTPRedirectHandler):
-    """Follows no redirect: the credentials would go to another server."""
+    """Follows no redirect, because the credentials would go to another server."""
 
     def redirect_request(self, *_: Any, **__: Any) -> None:
         """Return None, so that the redirect is not followed but returned as the answer."""

@@ -4,10 +4,10 @@ Rule 1: the schema of an id never changes, so a schema that was found is kept fo
 asked for again, but only after some seconds (``not_found_s``).
 Rule 2: threads that want the same schema wait for one request; nothing waits under the lock.
 Rule 3: a schema counts as unknown only if the answer has a registry's own error code for this.  After any
-other answer of a server or a proxy, the registry counts as down.
-Rule 4: a server may get a new schema after its first messages are read.  So a look-up asks again for some
-seconds before an id counts as unknown; it waits like this only once for each id.  For half a
-minute after a wait in vain, look-ups do not wait: foreign bytes may contain any ids.
+other answer without a schema, of a server or a proxy, the registry counts as down.
+Rule 4: one server of a registry may get a new schema after the schema's first messages are read.  So a
+look-up asks again for some seconds before an id counts as unknown; it waits like this only once for each id.
+For half a minute after a wait in vain, no look-up waits: foreign bytes may contain any ids.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ Get = Callable[[str, float], Answer]
 
 
 class SchemaReference(NamedTuple):
-    """Another schema that a schema uses, under the name that it has there."""
+    """Another schema that a schema uses: the name by which it is used, and its subject and version."""
 
     name: str
     subject: str
@@ -171,10 +171,11 @@ class SchemaLookup:
     ) -> Mapping[str, RegisteredSchema]:
         """Return the schemas that a schema uses, directly or through others, by name.
 
-        A schema comes after those that it uses itself.
+        In the result, a schema comes after those that it uses itself. ``serialized`` asks for descriptors of
+        protobuf files.
 
         Raises:
-            SchemaNotFound: If the registry lacks one.
+            SchemaNotFound: If the registry lacks one of them.
             SchemaRegistryDown: If no answer with a schema came within ``wait_s``, or a request was refused.
         """
         found: dict[str, RegisteredSchema] = {}
@@ -230,7 +231,7 @@ class SchemaLookup:
     def _ask(
         self, place: SchemaPath, future: Future[RegisteredSchema], deadline: Deadline
     ) -> RegisteredSchema:
-        """Ask the registry, and give the result to the threads that wait for it."""
+        """Ask the registry for a schema, and give the result to the threads that wait for ``future``."""
         with self._lock:
             waits = place not in self._missing and self._clock.monotonic_s() >= self._waits_from
         unknown_since: float | None = None

@@ -91,7 +91,7 @@ class MessageTypes:
     """The message types of a protobuf file, as classes."""
 
     def __init__(self, file: bytes, imports: Mapping[str, bytes]) -> None:
-        """Build the types of ``file``; ``imports`` has other files by the names under which it imports them.
+        """Build the types of ``file``; ``imports`` has the files that it imports, by name.
 
         Raises:
             DecodeError: If bytes are no descriptor.
@@ -149,10 +149,10 @@ class MessageTypes:
 
 
 def _built_in(name: str) -> bytes | None:
-    """Return a file that Confluent's serializers and registry have built in; None for others.
+    """Return the file ``name`` if Confluent's serializers and registry have it built in; else None.
 
     Raises:
-        ValueError: If it is one of Google's, and the package with these is not installed.
+        ValueError: If it is one of Google's files, and the package with these is not installed.
     """
     if name in _OF_CONFLUENT:
         file = FileDescriptorProto()
@@ -186,8 +186,8 @@ def _named_path(file: FileDescriptorProto, indexes: tuple[int, ...]) -> str:
 def as_value(message: Any) -> Any:
     """Return a message as a dict with all its fields.
 
-    A field that the message lacks is None. It is the field's default if the wire format does not show whether
-    the field was set.
+    A field that was not set is None. If the wire format does not show whether a field was set, as for a plain
+    number in proto3, the field has its default instead of None.
 
     A value of an enumeration is given by its name, or by its number if it has no known name.  ``Timestamp``,
     ``Duration`` and wrappers such as ``Int32Value`` become the Python values that they stand for. A time that
@@ -195,7 +195,7 @@ def as_value(message: Any) -> Any:
     timedelta.
 
     Raises:
-        ValueError, OverflowError: If a time is outside of what these can hold.
+        ValueError, OverflowError: If a time is outside of what these Python types can hold.
     """
     special = _SPECIAL.get(message.DESCRIPTOR.full_name)
     if special is not None:

@@ -1,4 +1,4 @@
-"""Turns decoded records into Arrow's structs and refuses values that pyarrow would change, as 1.5 to 1."""
+"""Turns decoded records into Arrow's structs. Values that pyarrow would change (1.5 to 1) are refused."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _MISFITS: Final = (pa.ArrowException, TypeError, ValueError, OverflowError)
 _INFINITE: Final = {16: 65520.0, 32: 3.4028235677973366e38, 64: float("inf")}
 """Smallest number that becomes infinite in a float of 16, 32 or 64 bits."""
 _EXACT: Final = 2.0**53
-"""Whole numbers from this one on are not all exact as a float: neighbours have the same float."""
+"""Number from which on not all whole numbers are exact as a float: neighbours have the same float."""
 _NANOS: Final = {"s": 1_000_000_000, "ms": 1_000_000, "us": 1_000, "ns": 1}
 """Number of nanoseconds in each of Arrow's units of time."""
 _LISTS: Final = (
@@ -31,7 +31,7 @@ _LISTS: Final = (
 def as_structs(values: list[Any], reasons: list[str | None], into: pa.StructType) -> pa.Array:
     """Return records as structs of type ``into``; a record that does not fit becomes null.
 
-    Both lists are changed for such a record: ``values`` gets None in its place, and ``reasons`` the reason.
+    Both lists are changed for such a record: ``values`` gets None at its index, and ``reasons`` the reason.
     """
     fits = _fits(into)
     if fits is None or all(map(fits, values)):
@@ -75,7 +75,7 @@ def _misfit(value: Any, into: pa.StructType, fits: Fits | None) -> str | None:
 
 @lru_cache(maxsize=1024)
 def _fits(kind: pa.DataType) -> Fits | None:
-    """Return a check that pyarrow would keep a value as it is.
+    """Return a function that returns whether pyarrow would keep a value of the type ``kind`` as it is.
 
     Return None for a type whose unfit values pyarrow itself refuses.
     """
