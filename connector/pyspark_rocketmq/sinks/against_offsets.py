@@ -1,8 +1,8 @@
 """Comparison of sinks with a group's offsets: does each sink have all rows below the offsets?  No I/O.
 
 A batch commits rows to its sinks before it stores offsets, so no sink is behind these offsets.  If one is
-found behind, its table was deleted, replaced, restored from a backup, or failed over to a replica that lacked
-the last commits, and rows are gone.
+found behind, rows are gone: its table was deleted, replaced or restored from a backup, or a replica took over
+that lacked the last commits.
 
 To find this, each *offset row* (the progress of one queue in the offset store) names the sinks of the batch
 that moved it last, with an id for each table.  The row names no sinks if an operator has reset it, or if it
@@ -42,8 +42,8 @@ class SinkStanding(NamedTuple):
     watermarks: Mapping[MessageQueue, int]
     """Watermark of each queue: the next offset whose rows the sink does not have; 0 or missing without rows.
 
-    It counts only rows of the queue's generation that the caller named. The generation is a number that
-    grows when the queue's offsets start again.
+    Only rows of the queue's generation that the caller named count. The generation is a number that grows
+    when the queue's offsets start again.
     """
     path: str = ""
     """Path by which commands in error texts name the sink; only a Delta table with a path has one."""
@@ -58,7 +58,10 @@ class SinkStanding(NamedTuple):
     The sink counts as having all rows of the named generation of these queues.
     """
     merges_changes: bool = False
-    """Whether changes are merged by positions of their own; then no row is doubled by consuming again."""
+    """Whether the sink merges changes by their positions in the source's log.
+
+    Then no row is doubled if messages are consumed again.
+    """
 
 
 def with_newest(standing: SinkStanding, newest: Mapping[MessageQueue, str]) -> SinkStanding:
@@ -102,7 +105,10 @@ class SinkGap(NamedTuple):
 
     @property
     def begun_again(self) -> list[MessageQueue]:
-        """Queues in ``behind`` whose offsets have begun again; rows of earlier messages may have the same."""
+        """Queues in ``behind`` whose offsets have begun again.
+
+        In the sink, rows of earlier messages of such a queue may have the same offsets as rows of new ones.
+        """
         return sorted(queue for queue, row in self.behind.items() if row.generation)
 
     @property
@@ -230,10 +236,11 @@ def is_behind_since_a_kill(
 def ahead_of(
     rows: Mapping[MessageQueue, OffsetRow], standings: Sequence[SinkStanding]
 ) -> dict[MessageQueue, SinkRecord]:
-    """Return the progress of the sinks in each queue in which a sink is ahead of the offset row.
+    """Return the progress of the sinks in those queues in which a sink is ahead of the group's offset row.
 
-    It is that of the sink with the queue's highest watermark, which must also have a newer message than those
-    that the offset row stores. Other queues are left out.
+    ``rows`` are the group's rows in the offset store. Of several sinks, the one with the queue's highest
+    watermark counts. The queue is left out if the newest message of this sink is no newer than the messages
+    that the offset row stores.
     """
     records: dict[MessageQueue, SinkRecord] = {}
     for queue, row in rows.items():
@@ -368,7 +375,7 @@ def _if_rows_are_there(consumer_group: str, gap: SinkGap) -> str:
 
 
 def _same_offsets_text(queues: Sequence[MessageQueue]) -> str:
-    """Return the advice how to look at the rows of queues whose offsets have begun again."""
+    """Return advice, for an error, on how to look at rows of queues whose offsets have begun again."""
     shown = "; ".join(map(str, queues[:_SHOWN_QUEUES]))
     more = f"; and {len(queues) - _SHOWN_QUEUES} more queues" if len(queues) > _SHOWN_QUEUES else ""
     return (
@@ -382,8 +389,9 @@ def rows_there_text(
 ) -> str:
     """Return an error's text: the group is not moved back, because it would write rows a second time.
 
-    The sink has no watermarks of the queues in ``gap``, but ``count`` rows of them; None if it cannot count
-    them. In the queues ``begun_again`` these may be rows from before the offsets began again.
+    The sink has no watermarks of the queues in ``gap``, but has ``count`` rows of them. ``count`` is None if
+    the sink cannot count rows. In the queues ``begun_again``, the rows may be older than the queue's present
+    offsets, which have begun again.
     """
     accept = "then accept the gap (`pyspark-rocketmq offsets accept-gap`)"
     found, if_none = (
@@ -414,7 +422,7 @@ def _place(gap: SinkGap) -> str:
 
 
 def _steps_with_rows(consumer_group: str, gap: SinkGap, accept: str) -> str:
-    """Return the advice for an error if a sink has its rows, but not the watermarks.
+    """Return the advice in an error for a sink that has its rows, but not the watermarks.
 
     ``accept`` is the text that says how to accept the gap.
     """

@@ -1,14 +1,14 @@
 """The interface of a sink, a place that gets a query's rows exactly once.
 
 A replayed batch may differ from the first attempt: a listener may fail the second time, or get farther. So a
-batch id does not show which rows a sink has; only a position per queue does.  A sink stores that position,
-the *watermark*, in the same transaction as the rows.  It is the next offset whose rows the sink does not
-have. A micro-batch goes through a sink in three steps:
+batch id does not show which rows a sink has; only an offset per queue does.  A sink stores this offset, the
+*watermark*, in the same transaction as the rows.  The watermark is the next offset whose rows the sink does
+not have. A micro-batch goes through a sink in three steps:
 
 1. ``begin`` reads the watermarks;
 2. tasks write the rows at or above their queue's watermark, since an earlier attempt wrote those below;
 3. ``commit`` makes the rows visible and moves the watermarks that grow, in one transaction. If somebody else
-   has moved one of these watermarks since ``begin``, it does neither.
+   has moved one of these watermarks since ``begin``, ``commit`` does neither and raises ``SinkMoved``.
 
 The sink then holds the rows of exactly the messages below its watermarks, whatever was killed, replayed or
 run twice in between. Offsets are committed after that, so the offset store is never ahead of the sink.
@@ -46,7 +46,7 @@ def drop_committed(batch: pa.RecordBatch, watermarks: Mapping[MessageQueue, int]
     """Return the rows at or above their queue's watermark.
 
     Raises:
-        SchemaError: If a row's queue is not in ``watermarks``, so that it is unknown whether the sink has it.
+        SchemaError: If a row's queue is not in ``watermarks``: it is unknown whether the sink has the row.
     """
     # Threads would cost more than the grouping.
     by_queue = pa.table(batch).group_by(list(QUEUE_COLUMNS), use_threads=False)
@@ -172,7 +172,8 @@ def check_follows(
     """Refuse rows of a queue that do not begin where the batch's last commit of this queue ended.
 
     Spark may run a task twice. Each attempt leaves out only the rows that the sink had when the batch began.
-    So if the batch has since committed rows of one attempt, the other may have written them a second time.
+    If the batch has committed rows of one attempt since then, the other attempt may have written the same
+    rows a second time.
 
     Args:
         begun: Watermarks when the batch began.
@@ -202,8 +203,8 @@ def check_includes(
 ) -> None:
     """Refuse queues that an earlier try of the same commit has left out.
 
-    A commit leaves out the queues that the sink refuses. If the commit is repeated although it was made, the
-    repetition adds nothing, so the sink still lacks the rows of these queues.
+    A commit leaves out the queues that the sink refuses. If a commit was made but its outcome is unknown, it
+    is repeated. The repetition adds nothing, so the sink still lacks the rows of the queues left out.
 
     Args:
         reached: Watermarks after the commit that was made.
@@ -232,10 +233,10 @@ class Written(Protocol):
 
 
 class Writing(Protocol):
-    """Takes rows of one task for a sink; they stay invisible until the driver commits the results."""
+    """Takes rows of one task for a sink; the rows stay invisible until the driver commits the results."""
 
     def add(self, rows: pa.RecordBatch) -> int:
-        """Take rows in the listener's order. Leave out those that the sink has, and return their number."""
+        """Take rows in the listener's order, except those that the sink has; return how many it has."""
         ...
 
     def finish(self) -> Sequence[Written]:
@@ -250,7 +251,7 @@ class Writing(Protocol):
 class RowWriter(Protocol):
     """Begins the writing of rows in a task, and rebuilds the task's results on the driver; picklable.
 
-    A writer whose results contain the rows themselves sets its attribute ``sends_rows`` to True.
+    If the results contain the rows themselves, the writer's attribute ``sends_rows`` is True.
     """
 
     def open(self) -> Writing:
@@ -282,20 +283,24 @@ class TaskCommit(NamedTuple):
     """Result of :meth:`CommittingWriting.commit`, by which a task commits its rows itself."""
 
     refused: frozenset[MessageQueue]
-    """Queues that a commit of this task refused for the first time; the task adds no more of their rows."""
+    """Queues refused by this commit, and by no earlier one of the task. It adds no more of their rows."""
     left_out: int
     """Number of rows that the commit found in the sink, in addition to those that ``Writing.add`` counted."""
 
 
 @runtime_checkable
 class CommittingWriting(Writing, Protocol):
-    """Takes rows of one task, and commits them in the task. Of a task's objects, one commits at a time."""
+    """Takes rows of one task, and commits them in the task.
+
+    A task may have several such objects, of which only one commits at a time.
+    """
 
     def commit(self, progress: Mapping[MessageQueue, Progress]) -> TaskCommit:
         """Add the rows taken since the last commit and move the watermarks, in one transaction.
 
-        ``progress`` has the messages of each queue. If somebody else has moved a watermark, its queue is
-        refused, and the other queues are committed. ``finish`` then returns a result with the refused queues.
+        ``progress`` has the messages of each queue. If somebody else has moved a queue's watermark, this
+        queue is refused, and the other queues are committed. ``finish`` later returns a result with all
+        refused queues.
 
         Raises:
             SinkConflict: If the transaction kept failing, or if the user's function committed by itself. It
@@ -344,7 +349,7 @@ class SinkBatch(Protocol):
 
     @property
     def standings(self) -> Sequence[SinkStanding]:
-        """Progress of each sink when the batch began, as ``Sink.standings``; ``newest`` may be empty."""
+        """Progress of each sink when the batch began, as in ``Sink.standings``; ``newest`` may be empty."""
         ...
 
     def task_writer(self) -> RowWriter:
@@ -354,8 +359,7 @@ class SinkBatch(Protocol):
     def commit(self, written: Sequence[Any], acked: Mapping[MessageQueue, int]) -> int | None:
         """Make the written rows visible and move the watermarks to ``acked`` (next offsets).
 
-        A single sink does all of it or nothing. ``MultiSink`` does so in each of its sinks, one after the
-        other.
+        A single sink does both or neither. ``MultiSink`` does so in each of its sinks, one after the other.
 
         Returns:
             The new version of the table; None for a sink without versions, or if there was nothing to do.
@@ -372,9 +376,9 @@ class SinkBatch(Protocol):
 class CommitsGroups(Protocol):
     """A batch that can commit some tasks' results while other tasks go on writing.
 
-    It makes several commits, one after the other, also of the same queues. Each commit is that of a *group*:
-    the results that some of the tasks have finished by then. A batch without ``commit_group`` gets at most
-    one commit of each queue.
+    Such a batch makes several commits, one after the other, and a queue may be in any of them. Each commit is
+    that of a *group*: the results that some of the tasks have finished by then. A batch without
+    ``commit_group`` gets at most one commit of each queue.
     """
 
     def commit_group(
@@ -382,9 +386,9 @@ class CommitsGroups(Protocol):
     ) -> int | None:
         """Commit a group of task results: make rows visible and move watermarks to the ends of ``spans``.
 
-        It does all of this or nothing. The caller repeats the newest group if its commit raised an error. If
-        that commit was made all the same, the repeated call adds nothing, and refuses the queues that the
-        commit had left out.
+        Either both are done or neither. The caller repeats the newest group if its commit raised an error. If
+        that commit was made all the same, the repeated call adds nothing, and refuses those queues of
+        ``spans`` that the commit had left out.
 
         Args:
             written: Results of the tasks.
@@ -413,9 +417,9 @@ class LeavesOutQueues(Protocol):
     """
 
     def without(self, written: Sequence[Any], queues: Collection[MessageQueue]) -> tuple[Sequence[Any], int]:
-        """Return a task's result without rows of these queues, and how many rows that leaves out.
+        """Return a task's result without rows of these queues, and the number of rows left out.
 
-        ``written`` stays as it is.
+        ``written``, the task's result, is not changed.
         """
         ...
 
@@ -426,8 +430,8 @@ class RemembersMessages(Protocol):
 
     This shows whether a broker has lost messages. A query may be killed before it stores the offsets of
     messages that the sink has.  If a broker then loses these messages and gives their offsets to new ones,
-    the message at the broker differs from the stored one.  A batch without ``note_newest`` does not store it;
-    then the loss is noticed only while the queue ends below the watermark.
+    the message at the broker differs from the stored one.  A batch without ``note_newest`` stores no message.
+    The loss is then noticed only while the queue ends below the watermark.
     """
 
     def note_newest(self, newest: Mapping[MessageQueue, str]) -> None:
@@ -469,7 +473,7 @@ class WritesFolders(Protocol):
 
 @runtime_checkable
 class KeepsTablesBelow(Protocol):
-    """A sink with tables at any places below a folder; a query checks that it has no other tables there."""
+    """A sink with tables at any places below a folder. A query checks that its other tables are elsewhere."""
 
     @property
     def tables_folder(self) -> str:
@@ -491,7 +495,7 @@ class UsesSession(Protocol):
 
 @runtime_checkable
 class ReachedByTasks(Protocol):
-    """A sink whose tasks need a connection of their own, which the start of a query checks.
+    """A sink whose tasks connect to the sink themselves; a query checks this connection when it starts.
 
     See row I7 of ``docs/semantics.md``.
     """
@@ -500,7 +504,7 @@ class ReachedByTasks(Protocol):
         """Return a picklable function that returns, in a task, why the task cannot reach the sink.
 
         The function returns an empty text if the task can reach the sink, and it ends within a time limit.
-        Return None if there is nothing to check. Called after ``prepare``.
+        Return None if there is nothing to check. This method is called after ``prepare``.
         """
         ...
 
@@ -574,8 +578,8 @@ class Sink(Protocol):
     def place(self) -> Hashable:
         """A value that identifies where the sink stores its watermarks.
 
-        Two sinks with the same place cannot serve one query. Before ``prepare``, sinks that
-        store them in one place may still have different values.
+        Two sinks with the same place cannot serve one query. Before ``prepare``, the values of two sinks may
+        differ although both store their watermarks in the same place.
         """
         ...
 
@@ -602,7 +606,7 @@ class Sink(Protocol):
     def watermarks(self, consumer_group: str) -> Mapping[QueueGeneration, int]:
         """Return the watermark of each queue of which the group wrote rows: the next offset without rows.
 
-        Each key is a queue with its newest generation of which the sink has rows.
+        Each key is a queue with its newest generation among those of which the sink has rows.
         """
         ...
 

@@ -157,13 +157,14 @@ class DatabaseSink:
         """Begin a micro-batch: read the group's watermarks.
 
         ``queues`` has the generation of each queue of the group, a number that grows when the queue's offsets
-        start again. A query begins a batch without queues when it starts, to see what the sink can do. Such a
-        batch begins even if an earlier attempt was not finished, because an error could not name the rows to
-        remove.
+        start again. When a query starts, it begins a batch without queues, to see what the sink can do. Such
+        a batch begins even if ``write`` committed by itself before: without queues, an error could not name
+        the rows to remove.
 
         Raises:
             SinkMoved: If there are rows of a later generation of a queue.
-            SinkConflict: If ``write`` committed by itself in an attempt that was not finished.
+            SinkConflict: If ``write`` committed by itself in an earlier transaction, so that rows may be
+                without watermarks.
             OffsetError: If the watermarks cannot be read.
         """
         stored = self._stored(consumer_group)
@@ -200,10 +201,10 @@ class DatabaseSink:
         )
 
     def standings(self, consumer_group: str, queues: Mapping[MessageQueue, int]) -> tuple[SinkStanding, ...]:
-        """Return one ``SinkStanding``: the group's progress as the table of watermarks stores it.
+        """Return, as the only element, the group's progress as the table of watermarks stores it.
 
-        ``queues`` has the generation of each queue, a number that grows when its offsets start again. The
-        standing has the watermarks of only these generations. Its identity is that of the table of
+        ``queues`` has the generation of each queue, a number that grows when its offsets start again. Only
+        watermarks of these generations are returned. The standing's identity is that of the table of
         watermarks, or None if this table does not exist.
 
         Raises:
@@ -244,7 +245,7 @@ class DatabaseSink:
         return {QueueGeneration(queue, each.generation): each.next_offset for queue, each in stored.items()}
 
     def _stored(self, consumer_group: str) -> Stored:
-        """Return the group's rows in the table of watermarks; try as often as for a commit.
+        """Return the group's rows in the table of watermarks. If reading fails, it is tried a few times.
 
         Raises:
             OffsetError: If reading keeps failing.

@@ -1,5 +1,7 @@
 """A micro-batch's rows on their way into a user's database, one transaction after the other.
 
+A *watermark* is the next offset of a queue whose rows the database does not have.
+
 * Rule 1: a transaction moves a watermark only if the table still has the value that the batch found when it
   began, or that the batch's own last commit stored.  If two queries move the same watermark, for example
   because one was believed dead, the second waits for the first one's transaction.  Then the second no longer
@@ -7,8 +9,8 @@
 * Rule 2: after an error of a commit, its outcome is unknown.  Each transaction has an id, that of an
   *attempt*, and stores it with the watermarks, so reading the watermarks shows the outcome.
 * Rule 3: rows are written first, watermarks last.  So rows below a watermark are never missing, even if the
-  user's function commits too early.  Such a commit leaves an *open attempt* in the table of watermarks, which
-  stops every batch until an operator has checked the rows.
+  user's function commits too early.  Such a commit leaves an *open attempt*, a row with the attempt's id, in
+  the table of watermarks. It stops every batch until an operator has removed the rows written too early.
 """
 
 from __future__ import annotations
@@ -91,7 +93,7 @@ class DatabaseBatch:
     mark: str = ""
     """Text with which the ids of this batch's transactions begin; empty if the Spark driver commits."""
     pauses_s: Sequence[float] = PAUSES_S
-    """Pauses before each further try of a transaction that failed."""
+    """Seconds before each further try of a transaction that failed."""
     _reached: dict[MessageQueue, int] = field(init=False)
     """Watermark of each queue of the batch after its commits so far; 0 without rows of its generation."""
     _tried: _Tried | None = field(init=False, default=None)
@@ -164,7 +166,7 @@ class DatabaseBatch:
     def without(
         self, written: Sequence[CollectedRows], queues: Collection[MessageQueue]
     ) -> tuple[list[CollectedRows], int]:
-        """Return the rows of ``written`` without those of ``queues``, and how many rows that leaves out."""
+        """Return the rows of ``written`` without those of ``queues``, and the number of rows left out."""
         before = self._rows(written)
         kept = rows_without(before, queues)
         rest = [CollectedRows.of(kept.to_batches(), self.writer.schema)] if len(kept) else []
@@ -280,7 +282,9 @@ class DatabaseBatch:
 
 
 def known_to(consumer_group: str, queue: MessageQueue, watermark: Watermark, generation: int) -> int:
-    """Return the watermark of the queue in this generation; 0 if the table has only an earlier generation.
+    """Return a queue's watermark as it counts for a batch, whose messages are of this ``generation``.
+
+    ``watermark`` is the stored one. If it is of an earlier generation, return 0.
 
     Raises:
         SinkMoved: If the table has a later generation.
@@ -308,8 +312,8 @@ def removal_advice(
 ) -> str:
     """Return an operator's steps after too early commits: remove their rows, then the ids of the attempts.
 
-    The rows are those at or above their queue's watermark in ``stored``. ``generations`` has every queue that
-    may have such rows, with its generation: rows of an earlier generation of a queue stay.
+    The rows to remove are those at or above their queue's watermark in ``stored``. ``generations`` has every
+    queue that may have such rows, with its generation. Rows of an earlier generation of a queue stay.
     """
     return (
         f"remove the rows of {'; '.join(_uncounted_rows(stored, generations))}, and then run: "
@@ -371,7 +375,7 @@ class CollectedRows:
 
 @dataclass(frozen=True, slots=True)
 class RowCollector:
-    """Writer that gathers the rows of a task that the database lacks, for the Spark driver; picklable."""
+    """Writer with which tasks send the Spark driver all rows that the database lacks; picklable."""
 
     sends_rows: ClassVar[bool] = True
 

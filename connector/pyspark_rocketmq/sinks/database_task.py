@@ -4,11 +4,11 @@ Each task has a connection of its own. Its transactions contain rows and waterma
 :mod:`~pyspark_rocketmq.sinks.database_batch`. The driver only gets acks, with the offsets up to which the
 database has the rows. Other sinks have the driver check a commit; here the task makes these checks:
 
-* Rule 1 (epochs): a queue is refused if it has another epoch than when the batch began. Then its offsets may
-  stand for other messages.
+* Rule 1 (epochs): a queue is refused if it has another epoch than when the batch began, because its offsets
+  may now stand for other messages. An *epoch* is a number that grows with each claim or reset of the queue.
 * Rule 2 (database ahead): a queue is refused if the database was ahead of the offset store when the batch
-  began. The planner must first look whether the broker still has the messages below the watermark. The driver
-  has such a queue refused by leaving it out of ``CommittingWriter.epochs``.
+  began. The planner must first look whether the broker still has the messages below the watermark. To have
+  such a queue refused, the driver leaves it out of ``CommittingWriter.epochs``.
 * Rule 3 (compare and set): a task begins at the watermarks that the table had when the batch began. It adds
   no row below them. If an earlier attempt of a task of the same batch has moved a watermark since, the task
   begins at the moved one instead. It recognizes such a watermark by the batch's *mark*, a random text with
@@ -301,9 +301,9 @@ class DatabaseTask:
         self._database.connection.close()
 
     def commit(self, rows: pa.Table, progress: Mapping[MessageQueue, Progress]) -> Outcome:
-        """Add rows and move watermarks in one transaction, without those of refused queues.
+        """Add rows and move watermarks in one transaction, except those of refused queues.
 
-        ``progress`` has the messages of each queue from which the rows come.
+        ``progress`` has, for each queue, the messages from which the rows come.
 
         Raises:
             SinkConflict: If the database cannot be reached or the transaction kept failing for a minute, or
@@ -360,14 +360,15 @@ class DatabaseTask:
         return queue not in self._moved and (epochs is None or epochs.get(queue) == epoch)
 
     def _leaves_gap(self, queue: MessageQueue, span: Span) -> bool:
-        """Return whether messages between an earlier attempt's commit and this span were not consumed.
+        """Return whether this span leaves a gap after the commit of an earlier attempt of the task.
 
-        Only the first span of a queue is compared with that commit. Then the commit's watermark is forgotten.
+        There is a gap if messages between that commit and the span were not consumed. Only the first span of
+        a queue is compared. After that, the watermark of the earlier commit is forgotten.
         """
         return span.start > self._earlier.pop(queue, span.start)
 
     def _without_committed(self, rows: pa.Table, batch: DatabaseBatch) -> pa.Table:
-        """Leave out rows that an earlier attempt of the task has added."""
+        """Return ``rows`` without those that an earlier attempt of the task has added."""
         if batch.writer.watermarks == self.writer.watermarks:
             return rows
         new = [drop_committed(each, batch.writer.watermarks) for each in rows.to_batches()]
@@ -430,7 +431,7 @@ class Outcome:
 
 
 class _Committing:
-    """Takes and commits the rows of one of a task's results; implements ``CommittingWriting``."""
+    """Takes and commits the rows that belong to one result of a task; implements ``CommittingWriting``."""
 
     def __init__(self, task: DatabaseTask) -> None:
         self._task = task
@@ -495,7 +496,7 @@ class TaskCommittedBatch:
     ) -> tuple[list[RefusedQueues], int]:
         """Return the results without ``queues``, and how many rows of these queues tasks have not added.
 
-        Rows that the database has stay there.
+        Rows of these queues that tasks have added stay in the database.
         """
         kept = [
             RefusedQueues(rows={queue: count for queue, count in each.rows.items() if queue not in queues})

@@ -3,8 +3,8 @@
 One row per group and queue holds the next offset, the queue's generation (a number that grows when its
 offsets start again), the id of the attempt (the transaction) that stored the row, and the newest message
 below the offset.  The text of the message begins with the first characters of the attempt's id.  If a member
-of an earlier release moves the offset, it stores a new id but leaves the old message.  Then message and id do
-not match, and the message is ignored. Two more kinds of rows have no topic:
+of an earlier release moves the offset, it stores a new id but leaves the old message.  The message then does
+not match the id, and is ignored. Two more kinds of rows have no topic:
 
 * the row without a group is the table's identity, which shows whether two sinks share one table;
 * an *open attempt* is inserted before the user's function is called and deleted after it, in one transaction.
@@ -54,7 +54,7 @@ class Watermark(NamedTuple):
     next_offset: int = 0
     generation: int = 0
     attempt: str = ""
-    """Id of the transaction that stored this watermark; empty if it is older than the column for ids."""
+    """Id of the transaction that stored this watermark; empty if the table had no column for ids then."""
     newest_message: str = ""
     """Stored form of :attr:`newest`: the first 8 characters of the attempt's id, then the message."""
 
@@ -386,7 +386,7 @@ def _others(probe: _Row) -> dict[str, Any]:
 
 
 def _is_integrity_error(error: Exception) -> bool:
-    """Whether the error is DB-API's ``IntegrityError``; each driver has its own class of that name."""
+    """Return whether the error is DB-API's ``IntegrityError``; each driver has its own class of that name."""
     return any(kind.__name__ == "IntegrityError" for kind in type(error).__mro__)
 
 

@@ -37,7 +37,7 @@ from pyspark_rocketmq.sinks.base import (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Route:
-    """A sink of several, with a choice of the listener's rows and columns that it gets."""
+    """One of a query's several sinks, and which of the listener's rows and columns this sink gets."""
 
     sink: Sink
     where: pc.Expression | None = None
@@ -117,7 +117,7 @@ class MultiSink:
 
     @property
     def place(self) -> Hashable:
-        """The place of each sink, in order: a value that identifies where the sink stores its watermarks."""
+        """The places of all sinks. A place is a value that identifies where a sink stores its watermarks."""
         return tuple(sink.place for sink in self.sinks)
 
     def prepare(self, schema: pa.Schema) -> None:
@@ -158,7 +158,7 @@ class MultiSink:
         )
 
     def begin(self, consumer_group: str, queues: Mapping[MessageQueue, int]) -> SinkBatch:
-        """Begin a micro-batch in each sink, and return these as one.
+        """Begin a micro-batch in each sink, and return these batches as one.
 
         The result implements ``CommitsGroups`` or ``LeavesOutQueues`` only if the batches of all sinks do.
         """
@@ -277,7 +277,7 @@ class _MultiBatch:
 
 
 class _MultiGroups(_MultiBatch):
-    """A batch of sinks that all commit groups; implements ``CommitsGroups``."""
+    """A batch whose sinks can all commit groups; implements ``CommitsGroups``."""
 
     def commit_group(
         self, written: Sequence[_WrittenBy], spans: Mapping[MessageQueue, Span], group_id: str
@@ -309,7 +309,7 @@ class _MultiLeavingOut(_MultiBatch):
 
 
 class _MultiGroupsLeavingOut(_MultiGroups, _MultiLeavingOut):
-    """A batch of sinks that all commit groups and leave out queues."""
+    """A batch whose sinks can all commit groups and drop the rows of some queues."""
 
 
 _KINDS: Final[Mapping[tuple[bool, bool], type[_MultiBatch]]] = {
@@ -318,7 +318,7 @@ _KINDS: Final[Mapping[tuple[bool, bool], type[_MultiBatch]]] = {
     (True, False): _MultiGroups,
     (True, True): _MultiGroupsLeavingOut,
 }
-"""Class of the batch, by whether all sinks commit groups, and whether all leave out queues."""
+"""Class of the batch, by whether all sinks can commit groups, and whether all can leave out queues."""
 
 
 def _of_sink(index: int, written: Iterable[_WrittenBy]) -> list[Written]:

@@ -50,12 +50,12 @@ def check_not_nested(places: Mapping[str, str], folders: Mapping[str, str] = _NO
     """Refuse tables at the same place, and a table within another one whose VACUUM would remove its files.
 
     Args:
-        places: Paths or URIs of tables as the user wrote them. The keys name them in the error, such as an
-            option.
-        folders: Folders that have tables of a sink at any place below them, in the same form.
+        places: Paths or URIs of tables as the user wrote them. The keys name them in the error; a key may be
+            the name of an option.
+        folders: Folders that have tables of a sink at any place below them, with keys of the same kind.
 
     Raises:
-        OptionError: If two tables lie so; it names every such pair.
+        OptionError: If two tables are at the same place or within each other; it names every such pair.
     """
     wide = {normal_place(folder) for folder in folders.values()}
     problems = tuple(
@@ -70,7 +70,7 @@ def check_not_nested(places: Mapping[str, str], folders: Mapping[str, str] = _NO
 def _relation(one: str, other: str, wide: Collection[str]) -> str:
     """Describe what is wrong with two places; empty if nothing is.
 
-    ``wide``: places with tables at any place below them.
+    ``wide`` are the places that may have tables at any place below them.
     """
     if one == other:
         return "are one place; give each table a folder of its own"
@@ -92,7 +92,7 @@ def _relation(one: str, other: str, wide: Collection[str]) -> str:
 
 
 def is_on_one_machine(spark: SparkSession) -> bool:
-    """Whether driver and executors are one process."""
+    """Return whether driver and executors are one process: the master is ``local`` or ``local[…]``."""
     master = str(spark.sparkContext.master)
     return master == "local" or master.startswith("local[")
 
@@ -159,7 +159,7 @@ def _looked_for(spark: SparkSession, markers: list[str]) -> dict[str, str]:
 
 
 class Look:
-    """Function with which tasks look for markers; it yields a row for each one that is missing."""
+    """Function with which tasks look for markers; it yields a row for each marker that is missing."""
 
     def __init__(self, markers: list[str]) -> None:
         self._markers = markers
