@@ -1,13 +1,14 @@
 """The commits of a change table: a MERGE with a batch's changes and the new watermarks.
 
-A commit that adds new columns may come first. The changes are compacted to one row per key. A large batch is
-divided by its keys into *shares*, which are compacted one after the other. Before the MERGE the batch's
-deletions are recorded (``side_tables.Deletions``), unless deleted rows stay in the table.
+If the batch has new columns, a commit that adds them comes before the MERGE. The changes are compacted to one
+row per key. A large batch is divided by its keys into *shares*, which are compacted one after the other.
+Before the MERGE the batch's deletions are recorded (``side_tables.Deletions``), unless deleted rows stay in
+the table.
 
 The MERGE must be the next commit after the version of the table from which its rows were decided. Two members
-of a group may have changes of one key: the deletion in one queue, an older insert in another. Each reads the
-table's version, then the deletions, and commits only directly after that version. So the member that commits
-second has seen what the first one has recorded and merged.
+of a group may have changes of one key: the deletion in one queue, an older insert in another. Each member
+reads the table's version, then the deletions, and commits only directly after that version. So the member
+that commits second has seen what the first one has recorded and merged.
 """
 
 from __future__ import annotations
@@ -66,8 +67,8 @@ class Merge(Protocol):
     def of_share(self, number: int) -> pa.Table:
         """Return the MERGE's rows for one share of the batch's keys; ``number`` counts from 0.
 
-        A large batch is divided by its keys into shares. Before this method returns, it records what the
-        table will not show of the share's changes, such as deletions.
+        A large batch is divided by its keys into shares. Those changes of the share that the table will not
+        show, such as deletions, are recorded before this method returns.
         """
         ...
 
@@ -80,8 +81,8 @@ class Merge(Protocol):
     ) -> None:
         """Commit the MERGE of the rows in ``source``.
 
-        ``keys_between`` is a condition that all their keys meet. It is appended to the MERGE's condition, so
-        it begins with a space and ``AND``, or is empty.
+        ``keys_between`` is a condition that the keys of all these rows meet. It is appended to the MERGE's
+        condition, so it begins with a space and ``AND``. It is empty if there is no such condition.
         """
         ...
 
@@ -116,8 +117,8 @@ class ChangeAppender:
     ) -> int:
         """Commit the effect of the changes in ``files``, and the watermarks; return the new version.
 
-        A commit that adds columns may come first. The files are removed at the end. See
-        :meth:`Appender.append`.
+        If changes have new columns, a commit that adds these comes first. The files are removed at the end.
+        See :meth:`Appender.append`.
 
         Raises:
             SinkConflict: For the reasons of :meth:`merge`.
@@ -143,9 +144,10 @@ class ChangeAppender:
         """Commit the effect of changes, by a MERGE, directly after the version that the table is at.
 
         Raises:
-            SinkConflict: If a change cannot be applied, and the sink is set to stop at such changes or it is
-                a truncation or a change of the schema; if the changes' positions in the source's log cannot
-                be compared with the table's; or if a row would have null where its column forbids it.
+            SinkConflict: If a change cannot be applied, and either the sink is set to stop at such changes,
+                or the change is a truncation or one of the schema. Also if the changes' positions in the
+                source's log cannot be compared with the table's, or if a row would have null where its column
+                forbids it.
             FileExistsError: If another commit came first.
             DeltaError, OSError: If the commit failed, or if its outcome is unknown.
         """

@@ -154,11 +154,11 @@ class BatchChanges:
     def check(self) -> None:
         """Check all changes, before they are merged, and note the batch's truncations.
 
-        Changes that cannot be applied are written into a table beside this one.
+        Changes that cannot be applied are written into a table beside the change table.
 
         Raises:
             SinkConflict: If a change cannot be applied, and the rules stop at such changes or its operation
-                is one of ``FINAL``; or if positions cannot be compared: see :meth:`_check_positions`.
+                is one of ``FINAL``. Also if positions cannot be compared: see :meth:`_check_positions`.
             DeltaError, OSError: If the storage does not answer.
         """
         bad = BadChanges(uri=f"{self.folder}/{BAD_CHANGES}", storage=self._storage)
@@ -197,9 +197,9 @@ class BatchChanges:
     def _refuting_rows(self, lower: Mapping[Key, Order]) -> Iterator[tuple[Key, Order]]:
         """Yield each source whose positions cannot be compared with the table's, and the table's position.
 
-        The table then has a higher position of the source, with another number of parts. ``lower`` has the
-        highest place of the batch's changes by source, of one source at least. Files are read until the table
-        has shown, for each source, a position with as many parts as the batch's.
+        For such a source, the table has a higher position with another number of parts. ``lower`` has the
+        sources to look at, each with the highest place of the batch's changes. A source need not be looked at
+        any more once the table has shown a position with as many parts as the batch's.
         """
         undecided = dict(lower)
         names = [*self._sources, POSITION]
@@ -249,8 +249,9 @@ class BatchChanges:
     def _counting(self, bad: pa.Table) -> pa.Table:
         """Return ``bad`` without statements that only remove columns which the table lacks anyway.
 
-        A column that the table has only because of this batch counts as lacking: a row from before the
-        statement may have added it again, after the user had removed it. Names may differ in case.
+        Upper and lower case make no difference. A column that the table has only because of this batch counts
+        as lacking. It may be one that the user had removed, and that a row from before the statement has
+        added again.
         """
         names = {name.lower() for name in (*self.columns.keys, *self.columns.others)}
         names -= {name.lower() for name in self._new}
@@ -290,8 +291,8 @@ class BatchChanges:
     ) -> tuple[pa.RecordBatchReader, str]:
         """Return the rows for the MERGE, and a condition on their keys, by which the MERGE reads fewer files.
 
-        The condition is an empty text if there are several shares, or if none is possible. With several
-        shares, a temporary file holds the rows.
+        If there are several shares, a temporary file holds the rows. The condition is then an empty text, as
+        it is if the batch allows no condition (:meth:`_between`).
 
         Args:
             source_of: Function that returns the MERGE's rows for the share with a number.
@@ -411,10 +412,10 @@ def keep_properties(table: TableSnapshot, wanted: Mapping[str, str]) -> Mapping[
 
 
 def add_new_columns(table: TableSnapshot, changes: ChangeRows, rules: ChangeRules, names: set[str]) -> None:
-    """Add the columns that changes have and a table lacks; a batch that is repeated finds them there.
+    """Add the columns that changes have and a table lacks. If the batch is repeated, they are there already.
 
     If ``rules`` forbid new columns, a table gets only those of its first row. This is needed if a deletion
-    came first, and created the table with only the key's columns.
+    came before the first row, and created the table with only the key's columns.
 
     The names of the added columns are put into ``names``, also if the outcome of the commit is unknown, but
     not if ``rules`` forbid new columns.

@@ -1,8 +1,8 @@
 """Values of columns that a query did not have when it started, as JSON text with their types.
 
 A row *carries* such values in a column of text: ``{"note": ["string", "x"], "size": ["int", 7]}``. A task
-derives the type of a value only from its message (:attr:`~.change.Change.types`). So every task that reads
-the message derives the same type.
+derives the type of a value only from the value's message (:attr:`~.change.Change.types`). So every task that
+reads the message derives the same type.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ def arrow_type(type_: str) -> pa.DataType:
 def common_type(types: Iterable[str]) -> str:
     """Return the narrowest type that holds all values of these types; text if there is no such type.
 
-    It must be of the same kind. Whole numbers and decimals are of one kind, floats of another.
+    Only types of one kind can have such a type. Whole numbers and decimals are one kind, floats another.
     """
     return reduce(_wider, sorted(set(types)))
 
@@ -121,10 +121,10 @@ def _digits(type_: str) -> tuple[int, int] | None:
 
 
 def fitted(value: Any, type_: str) -> Any:
-    """Convert a value for a column whose type is not that of the value.
+    """Convert a value for a column whose type is not that of the value, and return it.
 
     Raises:
-        ValueError: If the column cannot hold it exactly.
+        ValueError: If the column cannot hold the value exactly.
     """
     if value is None:
         return None
@@ -139,7 +139,7 @@ def fitted(value: Any, type_: str) -> Any:
 
 
 def whole_number(value: Decimal) -> int:
-    """Return a decimal without a fraction as a number, such as MySQL's BIGINT UNSIGNED.
+    """Return a decimal without a fraction, such as MySQL's BIGINT UNSIGNED, as an ``int``.
 
     Raises:
         ValueError: If the decimal has a fraction or more than 20 digits, or is not finite.
@@ -154,7 +154,7 @@ def real_number(value: Decimal | float, type_: str) -> float:
     """Return the number of the type :data:`FLOAT` or :data:`DOUBLE` that ``value`` stands for.
 
     ``value`` is either exactly this number, or has the rounded digits with which a program writes the number.
-    A ``float`` for a ``FLOAT`` counts as the decimal number in its ``repr``.
+    If ``value`` is a ``float`` and the type is ``FLOAT``, the decimal digits in its ``repr`` count.
 
     Raises:
         ValueError: If the type has no such number: ``value`` has too many digits, or too large or small an
@@ -173,7 +173,7 @@ def real_number(value: Decimal | float, type_: str) -> float:
 
 
 def _is_text_of(value: Decimal, number: float) -> bool:
-    """Return whether a program may write a number with the digits of ``value``.
+    """Return whether a program may write ``number`` with the digits of ``value``.
 
     Before Java 19 the last digit is not always the nearest one, but the error is less than 1 in that digit.
     """

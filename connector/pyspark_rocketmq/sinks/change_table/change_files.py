@@ -1,4 +1,4 @@
-"""Changes of one table as tasks wrote them."""
+"""Changes of one table, read from the files in which tasks wrote them."""
 
 from __future__ import annotations
 

@@ -22,14 +22,14 @@ BODY: Final = "__body"
 MORE: Final = "__more"
 """Column for values that have no column in the row, as a text of ``carried.carried``; null for most changes.
 
-Such values are those of columns that the query did not have when it started. NaN is put here, too, since it
+They are the values of columns that the query did not have when it started. NaN is put here, too, since it
 would become null in its own column.
 """
 SCHEMA: Final = "schema"
 """Operation of a row that stands for a change of the source's schema, and ends the query.
 
-``PROBLEM`` has the reason. If an SQL statement dropped or renamed columns, ``ABSENT`` has their names. Then
-the query ends only if the table has one of these columns.
+``PROBLEM`` has the reason. If the row stands for an SQL statement that dropped or renamed columns, ``ABSENT``
+has their names, and the query ends only if the table has one of these columns.
 """
 TARGET: Final = "__target"
 """Column with the folder of the table that gets a change; empty if unknown. Only for ``ChangeTables``."""
@@ -57,7 +57,7 @@ ONLY_COLUMN: Final = "target"
 
 
 def change_columns(table: Iterable[pa.Field]) -> list[pa.Field]:
-    """Return the columns of a change besides its message's position; ``table`` has those of the table."""
+    """Return the columns of a change besides its message's position; ``table`` has the table's columns."""
     return [
         pa.field(POSITION, pa.string()),
         pa.field(OPERATION, pa.string()),
@@ -82,7 +82,7 @@ def routed_columns() -> pa.Schema:
 
 
 def change_schema(table: Iterable[pa.Field]) -> pa.Schema:
-    """Return all columns of a change, with its message's position; ``table`` has the columns of the table."""
+    """Return all columns of a change, with its message's position; ``table`` has the table's columns."""
     return pa.schema([*POSITION_FIELDS, *change_columns(table)])
 
 

@@ -1,9 +1,9 @@
 """A batch's changes, compacted to one row per key, as the source of a MERGE.
 
 Values stay in Arrow: :mod:`pyspark_rocketmq.change_data.effects` decides which row has the value of a column,
-and the values are taken from there. Most changes have all values, and their keys have no other facts, such as
-a deletion. Then the newest change of a key is the key's row, which Arrow finds for all keys at the same time
-(:class:`DividedChanges`).
+and the value is taken from that row. Most changes have all values, and most keys have nothing but such
+changes, for example no deletion. The newest change of such a key is then the key's new row, and Arrow finds
+these rows for all keys at the same time (:class:`DividedChanges`).
 
 A *place* is where a change comes in the order of its table's changes (``effects.Order``).
 """
@@ -133,13 +133,13 @@ class DividedChanges:
     """
 
     rows: pa.Table
-    """All changes of keys that have a deletion, a change without all values, or a change before a truncation.
+    """Changes to compact key by key: all those of each key for which one change is not enough.
 
-    Also all changes of the keys ``others`` of :meth:`of`. Changes of further keys may be among them: see
-    :func:`has_keys_of`.
+    Such a key has a deletion, a change without all values or a change before a truncation, or is one of the
+    keys ``others`` of :meth:`of`. Changes of further keys may be among them: see :func:`has_keys_of`.
     """
     whole: pa.Table
-    """All changes of all other keys: the newest one of a key is the key's row."""
+    """All changes of all other keys; the newest change of a key is the key's new row."""
 
     @classmethod
     def of(cls, columns: TableColumns, rows: pa.Table, others: pa.Table, floor: Order) -> DividedChanges:
@@ -177,7 +177,7 @@ def whole_source(columns: TableColumns, whole: pa.Table) -> pa.Table:
 
 
 def _newest(keys: Sequence[str], rows: pa.Table) -> pa.Table:
-    """Return the change of each key with the highest place; of several changes there, the first one."""
+    """Return the change of each key with the highest place; of several changes at this place, the first."""
     ranked = rows.select(list(keys)).append_column(_RANK, pa.array(np.arange(len(rows))))
     if len(ranked.group_by(list(keys)).aggregate([])) == len(rows):
         return rows
@@ -196,7 +196,8 @@ def keys_of(rows: pa.Table, names: Sequence[str]) -> Iterator[Key]:
 def has_keys_of(rows: pa.Table, keys: pa.Table) -> pa.Array:
     """Return for each row whether it may have one of the ``keys``: a quick test, one column at a time.
 
-    It is true for each row with one of the keys, but also for a row that mixes values of several keys.
+    The result is true for each row with one of the keys, but also for a row that mixes values of several
+    keys.
     """
     found = pa.repeat(pa.scalar(True), len(rows))
     for name in keys.column_names:
@@ -205,7 +206,7 @@ def has_keys_of(rows: pa.Table, keys: pa.Table) -> pa.Array:
 
 
 def share_of(key: Key, shares: int) -> int:
-    """Return the number, from 0, of the share that a key belongs to; the same in every process.
+    """Return the number, from 0, of the share that a key belongs to; every process returns the same number.
 
     ``shares`` is the number of shares into which a large batch is divided by its keys.
     """
@@ -218,13 +219,13 @@ def merge_source(
     deletions: Mapping[Key, Order],
     truncated_at: Order = LOWEST,
 ) -> pa.Table:
-    """Return one row per key for a MERGE: the values, their place, and whether to write or delete the row.
+    """Return one row per key for a MERGE: values, the place of the newest one, and the row's :class:`Effect`.
 
     A key is left out if its row in ``stored`` needs no change.
 
     Args:
         changes: Changes of the batch.
-        stored: The table's rows that must be read (see :attr:`KeyedChanges.unfinished`), one per key.
+        stored: Those rows of the table that are needed (see :attr:`KeyedChanges.unfinished`), one per key.
         deletions: The highest recorded deletion of each key.
         truncated_at: Place of the latest truncation; ``LOWEST`` if there was none.
     """

@@ -1,4 +1,4 @@
-"""A condition on files, by which a reader leaves out files that have none of certain keys."""
+"""Conditions on files, by which a reader of certain keys leaves out files that have none of these keys."""
 
 from __future__ import annotations
 

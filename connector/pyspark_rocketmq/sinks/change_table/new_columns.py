@@ -3,7 +3,7 @@
 Columns are matched by name in each message. If a message has columns that the query did not have when it
 started, the task writes their values into one column of text
 (:mod:`~pyspark_rocketmq.sinks.change_table.carried`). So a batch may have rows with and without the new
-columns; the table gets the same values whichever come first.
+columns; the table gets the same values whichever of these rows come first.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ def _carried_by(rows: pa.Table) -> list[dict[str, tuple[str, Any]]]:
 
 @dataclass(frozen=True)
 class WholeChanges:
-    """Completes changes to all columns of a table, since files of tasks have only some of them."""
+    """Gives changes all columns of a table; in the files of tasks, they have only some of the columns."""
 
     schema: pa.Schema
     """The table's columns in Arrow's types."""
@@ -141,7 +141,7 @@ class WholeChanges:
     def _put_row(
         self, values: Mapping[str, list[Any]], number: int, row: Mapping[str, tuple[str, Any]]
     ) -> str | None:
-        """Put the values of a row into their columns; return why one of them cannot be there, or None."""
+        """Put the values of a row into their columns; return why a value cannot be there, None if all can."""
         found = None
         for name, (type_, value) in row.items():
             if name in values or self.schema_changes != IGNORE:

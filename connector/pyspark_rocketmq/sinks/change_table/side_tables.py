@@ -4,10 +4,10 @@ They hold what the change table itself does not show. For example, once a row is
 it may still come, and must not create the row again.
 
 A deletion has happened in the source, even if the batch fails. So it is recorded before the commit that
-applies it, in a table whose rows are removed only when they are old. If the batch is killed in between, or
-repeated, it records the deletion again, which does no harm: a reader takes the highest deletion of each key.
-A change that no version of its row shows (``change_data/history.py``) is recorded in the same way; a reader
-takes all such changes.
+applies it, in a table whose rows are removed only when they are old. A batch that is repeated records its
+deletions again. This does no harm, because a reader takes the highest deletion of each key. A change that no
+version of its row shows (``change_data/history.py``) is recorded in the same way; a reader takes all such
+changes.
 
 A *place* is where a change comes in the order of its table's changes (``effects.Order``).
 """
@@ -73,7 +73,7 @@ class RecentRows:
     uri: str
     storage: StorageOptions
     kept_days: int
-    """Days for which a row is kept at least; then a compaction removes it."""
+    """Minimum days for which a row is kept; after that, a compaction removes it."""
     today: Callable[[], date]
 
     def append(self, rows: pa.Table) -> None:
@@ -175,7 +175,7 @@ def _nullable(schema: pa.Schema) -> pa.Schema:
 
 @dataclass(frozen=True, kw_only=True)
 class Deletions:
-    """The deletions of the last days. One may be there twice; a row without a key is a truncation."""
+    """The deletions of the last days. A deletion may be there twice; a row without a key is a truncation."""
 
     recent: RecentRows
     keys: pa.Schema
@@ -198,8 +198,8 @@ class Deletions:
     def of_keys(self, keys: pa.Table) -> tuple[dict[Key, Order], Order]:
         """Return the place of the highest deletion of each of these keys, and of the highest truncation.
 
-        A key without a deletion is left out; the second value is ``LOWEST`` without a truncation. Deletions
-        of other keys may be among them: see :func:`has_keys_of`.
+        A key without a deletion is left out, and other keys may be among the result: see
+        :func:`has_keys_of`. The second value is ``LOWEST`` if there is no truncation.
 
         Raises:
             DeltaError, OSError: If the storage does not answer.
@@ -241,7 +241,7 @@ class PastChanges:
     """Changes of the last days that no version of a row shows; those without a key are truncations.
 
     Only for a table with all versions of its rows (``stored_as_scd_type=2``). A change that comes late may
-    split a version in two, and to split it, all changes from which the version was made are needed.
+    split a version in two. For this, all changes from which the version was made are needed.
     """
 
     recent: RecentRows
@@ -300,8 +300,9 @@ class PastChanges:
     def _begun(self) -> DeltaTable | None:
         """The table as it was when first read; None if it was missing.
 
-        It is opened once and kept: what another member records after that is not needed here. A member
-        records before its MERGE, so that MERGE comes after this one's, or makes it fail and begin again.
+        It is opened once and kept. What another member records after that is not needed: that member makes
+        its MERGE still later. If its MERGE comes before this batch's MERGE, this batch's fails and begins
+        again, and reads the new records.
         """
         return self.recent.opened()
 
@@ -327,7 +328,7 @@ class PastChanges:
 
 @dataclass(frozen=True, kw_only=True)
 class BadChanges:
-    """Changes that could not be applied, with the position of their message; one may be there twice."""
+    """Changes that could not be applied, with their message's position; a change may be there twice."""
 
     uri: str
     storage: StorageOptions

@@ -19,7 +19,7 @@ class TargetChanges:
     path: str
     """Path of an Arrow file with the changes of all tables."""
     batches: list[int] = field(default_factory=list)
-    """Numbers of the file's record batches that are of this table."""
+    """Numbers of the file's record batches with changes of this table."""
     count: int = 0
     key_texts: set[str] = field(default_factory=set)
     sources: set[str] = field(default_factory=set)
@@ -59,9 +59,10 @@ class TargetChanges:
 
 
 def split_by_target(changes: Iterable[pa.Table], path: str) -> dict[str, TargetChanges]:
-    """Write changes into an Arrow file, each record batch with changes of one table.
+    """Write changes into an Arrow file at ``path``, whose record batches each have changes of one table.
 
-    Return where each table's changes are in the file, by the table's folder as in the column ``TARGET``.
+    Return where the changes of each table are in the file. The keys are the tables' folders, as in the column
+    ``TARGET``.
     """
     found: dict[str, TargetChanges] = {}
     written = 0

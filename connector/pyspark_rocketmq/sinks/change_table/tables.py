@@ -78,9 +78,10 @@ _SOURCE: Final = "rocketmq.source"
 _FOLDERS: Final = "rocketmq.folders"
 """Property of the table with the watermarks: how many folders below the sink's folder each table is."""
 _TABLE: Final = "rocketmq.table."
-"""Prefix of properties of the table with the watermarks: by target, the id of its table.
+"""Prefix of properties of the table with the watermarks. The rest of a property's name is a table's folder.
 
-It is stored after the table is made, but before the table gets its first changes.
+The property's value is the table's id. It is stored after the table is made, but before the table gets its
+first changes.
 """
 _COLUMNS: Final = pa.schema([pa.field(ONLY_COLUMN, pa.string())])
 """Columns of the table with the watermarks, which has no rows."""
@@ -124,13 +125,14 @@ class ChangeTables(DeltaSink):
             routes: Routes that give tables of the source a folder and columns. The first one that matches a
                 table counts. Changes of a table without a route are ignored.
             ignored_tables: Pattern for names of tables whose changes are ignored, whatever the routes are; by
-                default the temporary tables of gh-ost and pt-online-schema-change. With None no table is.
+                default the temporary tables of gh-ost and pt-online-schema-change. None: no table is ignored
+                by its name.
             mask_salt: Secret that goes into the hashes of masked values.
             order: Order in which changes count, that of the ``source`` or of the ``queue``: see
                 ``ChangeTable``.
             deletes: Treatment of deleted rows: see ``ChangeTable``.
-            truncates: Treatment of truncations: see ``ChangeTable``. To a merged table a truncation cannot be
-                applied.
+            truncates: Treatment of truncations: see ``ChangeTable``. A truncation cannot be applied to a
+                table into which several are merged.
             bad_changes: Treatment of changes that cannot be applied: see ``ChangeTable``.
             schema_changes: Treatment of changes of the source's schema: see ``ChangeTable``. A new table has
                 all columns of its first changes.
@@ -331,7 +333,7 @@ class ChangeTables(DeltaSink):
                 yield bad
 
     def _has(self, target: str, ids: Mapping[str, str]) -> bool:
-        """Return whether a table has had changes. Before, it has no columns that a statement could drop."""
+        """Return whether a table has had changes; if not, it has no columns that a statement could drop."""
         if target in self._opened or target in ids:
             return True
         _, stored = self._table_with(f"{self._folder}/{target}", ["id"]).stored()
@@ -350,9 +352,10 @@ class ChangeTables(DeltaSink):
         return opened
 
     def _check_id(self, target: str, known: str, found: str | None) -> None:
-        """Refuse to go on if the table ``found`` is not the one ``known``, which has earlier changes.
+        """Refuse to go on if a table was replaced, or is gone.
 
-        Both are ids of tables; ``found`` is None if there is no table.
+        ``known`` is the id of the table that has the earlier changes. ``found`` is the id of the table that
+        is there now; None if there is none.
         """
         if found != known:
             now = "no table there" if found is None else f"another one there, with the id {found}"
@@ -374,7 +377,8 @@ class ChangeTables(DeltaSink):
         is the id of the table that has earlier changes; None if none has any.
 
         Raises:
-            SinkConflict: If that table is gone, or if there is another one.
+            SinkConflict: If the table ``known`` is gone, or if there is another one. Also if the key is not
+                known, or if ``changes`` are of another table or have another key.
         """
         path = f"{self._folder}/{target}"
         found, stored = self._table_with(path, ["id"]).stored()
@@ -489,10 +493,9 @@ def _ids_in(watermarks: TableSnapshot) -> dict[str, str]:
 
 
 def _is_of_target(rows: pa.Table) -> pa.ChunkedArray:
-    """Return for each row whether the row's own table gets it.
+    """Return for each row whether the row's own table gets it, and not the table of bad changes.
 
-    That is a change to apply, or a change of the source's schema. Any other change, which cannot be applied,
-    goes into the table of bad changes.
+    The own table gets changes that can be applied, and changes of the source's schema.
     """
     return pc.or_(pc.is_null(rows[PROBLEM]), pc.equal(rows[OPERATION], SCHEMA))
 

@@ -1,10 +1,10 @@
 """The MERGE of a change table that keeps all versions of its rows. It matches versions by key and place.
 
-First the changes that the new versions do not show are recorded (``side_tables.PastChanges``), because a
-change that comes late may need them. As in :mod:`~pyspark_rocketmq.sinks.change_table.appender`, the MERGE
-must be the next commit after the version of the table from which its rows were decided. A *place* is where a
-change comes in the order of its table's changes (``effects.Order``). A *share* is a part of a large batch,
-which is divided by its keys.
+Before the MERGE, the changes that the new versions do not show are recorded (``side_tables.PastChanges``),
+because they are needed if a change comes late. As in :mod:`~pyspark_rocketmq.sinks.change_table.appender`,
+the MERGE must be the next commit after the version of the table from which its rows were decided. A *place*
+is where a change comes in the order of its table's changes (``effects.Order``). A *share* is a part of a
+large batch, which is divided by its keys.
 """
 
 from __future__ import annotations

@@ -2,9 +2,10 @@
 
 They are decided from the changes and from all that is stored of the changes' keys. Values stay in Arrow:
 :mod:`pyspark_rocketmq.change_data.history` decides which row has the value of a column in a version, and the
-values are taken from there.
+value is taken from that row.
 
-A *place* is where a change comes in the order of its table's changes (``effects.Order``).
+A *place* is where a change comes in the order of its table's changes (``effects.Order``). A change is
+recorded *beside the table* (``side_tables.PastChanges``) if no version in the table shows it.
 """
 
 from __future__ import annotations
@@ -89,10 +90,10 @@ class Facts(Protocol):
         ...
 
     def keys_after(self, at: Order) -> set[Key]:
-        """Return all keys, also ones that are not in the batch, of which something is stored from ``at`` on.
+        """Return all keys of which something is stored from place ``at`` on, also keys not in the batch.
 
-        That is a version that begins, changes or ends at place ``at`` or later, or a change from there on
-        that is recorded beside the table.
+        "Something" is a version that begins, changes or ends at place ``at`` or later, or a change at such a
+        place that is recorded beside the table.
         """
         ...
 
@@ -112,17 +113,17 @@ class Known(NamedTuple):
     :func:`_overwritten_later`.
     """
     past: pa.Table
-    """Changes recorded beside the table, of those keys whose stored history the batch's changes come into.
+    """All changes recorded beside the table, however old, of each key for which the batch's changes are late.
 
     Such a key has a recorded change, or a version that begins, changes or ends, at the key's lowest place in
-    the batch or later. All recorded changes of the key are there, however old.
+    the batch or later.
     """
     truncations: Truncations
     """The batch's truncations, and the recorded ones at place ``since`` or later."""
     since: Order
     """The lowest place of the batch in the order of changes.
 
-    Earlier changes matter only through the values that rows had at this place.
+    Earlier changes matter only through the values that they gave to rows by this place.
     """
 
 
@@ -210,11 +211,11 @@ def keys_after(stored: pa.Table, keys: Sequence[str], place_of: Callable[[Key], 
 
 
 def _overwritten_later(stored: pa.Table, keys: Sequence[str], lowest: Mapping[Key, Order]) -> list[Order]:
-    """Return the places at which versions begin that lack a value which their key had at its lowest place.
+    """Return the places at which those versions begin that no longer show a value which the batch needs.
 
-    ``lowest`` has that place of each key in the batch. Such a version began before the place, and a change at
-    the place or later has overwritten the value in it. If the version had inherited the value, an earlier
-    version still shows the value.
+    The batch needs the values that a key had at the key's lowest place in the batch; ``lowest`` has this
+    place of each key. Such a version began before that place, and a change at that place or later has
+    overwritten a value in it. If the version had inherited the value, an earlier version still shows it.
     """
     hidden = zip(stored[POSITION].to_pylist(), stored[PLACES].to_pylist(), strict=True)
     return [
@@ -240,9 +241,9 @@ class _Key:
     def begin(self, since: Order, columns: Sequence[str]) -> tuple[Order, Mapping[str, int]]:
         """Return the place from which on events are known, and where the values from before that place are.
 
-        The place is the beginning of the first known version if that is below ``since``, else ``since``. The
+        The place is the beginning of the first known version if this is below ``since``, else ``since``. The
         second result has, for each column whose value that version inherited, the number of a row with the
-        value. It is empty if the place is ``since``.
+        value. The second result is empty if the place is ``since``.
         """
         first = min(self.stored, key=lambda version: version.at, default=None)
         if first is None or first.at >= since:
@@ -288,7 +289,7 @@ class _Keys:
 
 
 class _Values:
-    """Compares values of rows. To do so, it gives each different value of a column a number."""
+    """Compares values of rows by numbers: each different value of a column has a number of its own."""
 
     def __init__(self, rows: pa.Table) -> None:
         self._rows = rows
@@ -303,7 +304,7 @@ class _Values:
 
 
 def _codes(column: pa.ChunkedArray) -> list[int]:
-    """Return a number for each value: equal numbers for equal values, -1 for null."""
+    """Return a number for each value of a column: equal numbers for equal values, -1 for null."""
     if pa.types.is_nested(column.type):
         numbers: dict[str, int] = {}
         return [
@@ -316,7 +317,7 @@ def _codes(column: pa.ChunkedArray) -> list[int]:
 
 
 class _Rows:
-    """Collects new rows. Their values come from other rows, by number; hidden columns get values directly."""
+    """Collects new rows. Values come from other rows, by number; hidden columns get their values directly."""
 
     def __init__(self, columns: TableColumns, hidden: Sequence[pa.Field]) -> None:
         self._columns = columns
