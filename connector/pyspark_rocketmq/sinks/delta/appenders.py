@@ -54,7 +54,7 @@ class Appender(Protocol):
 
         Raises:
             FileExistsError: If another commit came first, or may have come first. Before the next try, the
-                caller must check for it.
+                caller must look for the other commit.
             DeltaError, OSError, PySparkException: If the commit failed, or if its outcome is unknown.
         """
         ...
@@ -77,7 +77,10 @@ class FileAppender:
 
     @property
     def commits_by(self) -> str:
-        """``itself`` if this package writes the commits, else ``delta-rs``; for log messages."""
+        """Name of the writer that makes the commits, for log messages.
+
+        It is ``itself`` if this package writes the commits, else ``delta-rs``.
+        """
         return "itself" if self.table.commits_itself else "delta-rs"
 
     def append(
@@ -135,8 +138,9 @@ class FileAppender:
     ) -> int:
         """Commit the rows of the tasks' files by ``merge``, then remove the files; return the new version.
 
-        ``merge`` makes the commit, with the fields and transaction ids that it gets. If there are no files,
-        commit only watermarks and record, without ``merge``. Raises the errors of :meth:`Appender.append`.
+        ``merge`` makes the commit; its argument has the fields and transaction ids to store with it. If there
+        are no files, commit only watermarks and record, without ``merge``. Raises the errors of
+        :meth:`Appender.append`.
         """
         commit = with_record(before, commit)
         if not files:
@@ -158,7 +162,7 @@ class MergeAppender:
 
     @property
     def commits_by(self) -> str:
-        """``delta-rs``, which merges; for log messages."""
+        """Name of the writer that makes the commits, for log messages: always ``delta-rs``, which merges."""
         return "delta-rs"
 
     def append(
@@ -171,11 +175,12 @@ class MergeAppender:
     ) -> int:
         """Merge the rows of ``files`` by key and move watermarks, in one commit; return the new version.
 
-        If the table has a row with the key, its ``columns`` are updated; else the row is added.
+        If the table has a row with the key, the row's ``columns`` are updated; else the new row is added.
 
         If there are several new rows of a key, the newest one is used: the one with the highest queue offset,
         and of one message's rows the one emitted last.  Messages with the same key should be in one queue,
-        since queues have no order among themselves. Otherwise the row of the queue that sorts last is used.
+        since queues have no order among themselves. If they are in several, the row of the queue that sorts
+        last is used.
         """
 
         def merge(note: CommitNote) -> None:
@@ -196,8 +201,8 @@ class MergeAppender:
 def with_record(before: GroupCommit, commit: SinkCommit) -> SinkCommit:
     """Return ``commit`` with a record: the group's progress after the commit.
 
-    ``before`` is the progress before it. The result also sets those watermarks of ``before`` that the table's
-    transaction ids lack.
+    ``before`` is the progress before the commit. The returned commit also sets those watermarks of ``before``
+    that the table's transaction ids lack.
     """
     return commit._replace(
         # After this commit readers use the transaction ids, so add those that are missing for other queues.

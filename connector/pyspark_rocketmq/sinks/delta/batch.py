@@ -1,12 +1,12 @@
-"""One micro-batch on its way into a Delta table: the checks of its files, of other commits, and its commit.
+"""One micro-batch on its way into a Delta table: checks of its files and of other commits, and its commits.
 
 If another commit seems to have come first, or if a commit's outcome is unknown, this module searches the log
-for its own commit before it tries again.  The own commit may be stored all the same. For example, a mount may
-send a request twice: the first request makes the commit, and the second one finds a commit there and fails.
+for the batch's own commit before it tries again.  That commit may have been made all the same. For example, a
+mount may send a request twice: the first request makes the commit, and the second one finds it and fails.
 
-A batch makes several commits, one for each group of tasks' results.  The first one builds on the version that
-the batch began with.  Each later one builds on a newer version, so it makes the same checks as after another
-writer's commit: whether the table, its watermarks, columns and features are still the same.
+A batch makes several commits, one for each *group* of tasks' results.  The first commit builds on the version
+that the batch began with.  Each later one builds on a newer version. Before it, the same checks are made as
+after another writer's commit: whether the table, its watermarks, columns and features are still the same.
 """
 
 from __future__ import annotations
@@ -63,9 +63,9 @@ class _Tried:
     since: int
     """Version of the table before the first try."""
     commits: list[_GroupCommit]
-    """The commits that were tried for the group, of which at most one is made.
+    """The commits that were tried for the group; at most one of them is made.
 
-    A later one may have fewer queues.
+    A later one may have fewer queues, because the sink has refused some.
     """
     made_at: int | None = None
     """Version of the commit that was made; None as long as none is known."""
@@ -96,7 +96,7 @@ class DeltaBatch:
     newest: Mapping[MessageQueue, str] = field(default_factory=dict)
     """Newest message of each queue, as text, which commits store; set by :meth:`note_newest`."""
     _reached: dict[MessageQueue, int] = field(init=False)
-    """The watermarks after the batch's commits so far."""
+    """Watermark of each queue after the batch's commits so far."""
     _tried: _Tried | None = field(init=False, default=None)
 
     def __post_init__(self) -> None:
@@ -123,8 +123,8 @@ class DeltaBatch:
     def commit(self, files: Sequence[WrittenFile], acked: Mapping[MessageQueue, int]) -> int | None:
         """Add the files and move the watermarks to ``acked`` (next offsets), in one commit.
 
-        Returns and raises as :meth:`commit_group`. A queue that an earlier commit of this batch has moved is
-        refused with ``SinkMoved``.
+        For the result and the errors see :meth:`commit_group`. A queue that an earlier commit of this batch
+        has moved is refused with ``SinkMoved``.
         """
         spans = {queue: Span(self.watermarks.get(queue, 0), at) for queue, at in acked.items()}
         return self.commit_group(files, spans, str(uuid.uuid4()))
@@ -134,17 +134,17 @@ class DeltaBatch:
     ) -> int | None:
         """Add the files of a group of tasks' results, and move the watermarks, in one commit.
 
-        Watermarks move to the ends of ``spans``, the messages from which the rows come. If the commit of this
-        group was tried before, look for it in the log first, and do not make it twice.
+        Watermarks move to the ends of ``spans``, the messages from which the rows come. If a commit of this
+        group was tried before, look for it in the log first, so that it is not made twice.
 
         Returns:
             The version of the group's commit, which an earlier call may have made; None if no watermark
             grows, so that there is nothing to do.
 
         Raises:
-            SinkMoved: If another consumer wrote one of the queues since ``begin``, if the table was replaced
-                or altered, if rows do not follow those of the batch's earlier commits, or if an earlier try
-                of the group was committed without one of these queues. This call added nothing.
+            SinkMoved: If another consumer wrote rows of one of the queues since ``begin``, if the table was
+                replaced or altered, if rows do not follow those of the batch's earlier commits, or if an
+                earlier try of the group was committed without one of these queues. This call added nothing.
             SinkConflict: If a RESTORE removed rows, or if other changes of the table or errors of the storage
                 prevented the commit. The batch can be repeated.
             SchemaError, OptionError: If the table was altered so that the rows cannot be added.
@@ -176,9 +176,9 @@ class DeltaBatch:
     def without(
         self, files: Sequence[WrittenFile], queues: Collection[MessageQueue]
     ) -> tuple[list[WrittenFile], int]:
-        """Return files without the rows of these queues, and how many rows that leaves out.
+        """Return files without the rows of these queues, and the number of rows left out.
 
-        A file with such rows is written again without them. VACUUM removes the old file.
+        A file with rows of these queues is written again without the rows. VACUUM removes the old file.
 
         Raises:
             SinkConflict: If the files cannot be read or written.
@@ -269,7 +269,7 @@ class DeltaBatch:
         )
 
     def _commit(self, files: Sequence[WrittenFile], grown: Mapping[MessageQueue, int], group_id: str) -> int:
-        """Commit on top of a version that has the watermarks reached so far; return the commit's version.
+        """Commit on top of a version with the watermarks that the batch has reached; return the new version.
 
         A failed commit is tried again a few times, unless the log shows that it was made.
         """
@@ -339,7 +339,7 @@ class DeltaBatch:
     def _check_changes(self, grown: Mapping[MessageQueue, int]) -> None:
         """Check that the commits since ``begin`` allow one that moves the watermarks in ``grown``.
 
-        The group's progress is read again, so that the commit includes that of other members.
+        The group's progress is read again, so that the commit's record includes that of other members.
 
         Raises:
             SinkMoved: If the table was replaced or altered, or if another consumer moved a watermark.

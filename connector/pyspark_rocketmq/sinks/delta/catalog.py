@@ -5,8 +5,8 @@ table's name: the commits with ``DESCRIBE HISTORY``, the table's id and place wi
 
 SQL cannot read transaction ids, where other sinks' tables store watermarks.  So each commit records the
 progress of the whole group.  It sets only one transaction id, which counts the group's commits: of two
-writers that begin at the same count, only one can commit.  If a group committed to the same table by its path
-before, those watermarks are in transaction ids, which are read from the table's folder.
+writers that begin at the same count, only one can commit.  A group may have committed to the same table by
+its path before. The watermarks of these commits are transaction ids, which are read from the table's folder.
 
 Tasks put their rows into the table's folder or, if they may not write there, into a folder for staging.
 """
@@ -70,7 +70,7 @@ _HISTORY_COLUMNS: Final = ("version", "timestamp", "operation", "operationParame
 _ROW_OPERATIONS: Final = frozenset({"DELETE", "UPDATE", "MERGE", "OPTIMIZE", "STREAMING UPDATE"})
 """Operations of commits that keep a table's partitioning, properties and features.
 
-After such a commit these need not be read again.
+After such a commit, partitioning, properties and features need not be read again.
 """
 _COMPUTED_BY: Final = frozenset({"generatedColumns", "identityColumns"})
 """Features of tables with columns that Delta computes."""
@@ -107,7 +107,7 @@ def _rows(spark: SparkSession, sql: str) -> list[Row]:
 
 
 def _first_line(error: BaseException) -> str:
-    """Return the first line of an error's text; of a Py4J error the second, since its first says little."""
+    """Return the first line of an error's text; for a Py4J error the second, since the first says little."""
     lines = str(error).strip().splitlines()
     shown = lines[1:2] if isinstance(error, Py4JError) and len(lines) > 1 else lines[:1]
     return masked("".join(shown).lstrip(": "))
@@ -163,7 +163,7 @@ class CatalogSnapshot:
 
     @property
     def shows_transactions(self) -> bool:
-        """False: :meth:`all_transactions` may lack the ids of commits made through the catalog."""
+        """Always False: :meth:`all_transactions` may lack the ids of commits made through the catalog."""
         return False
 
     def form(self) -> TableForm:
@@ -274,7 +274,10 @@ class CatalogHome:
     def __init__(
         self, name: TableName, storage: StorageOptions, staging: str | Path | None, keys: Sequence[str]
     ) -> None:
-        """Set the table's name, the options for its folders, the staging folder, and the merge keys."""
+        """Set the table's name, the options for its folders, the staging folder, and the merge keys.
+
+        Without ``staging``, tasks put their rows into the table's own folder.
+        """
         self.path: Final = str(name)
         self.storage = storage
         self.session = Session()
@@ -376,7 +379,7 @@ class CatalogHome:
         In a folder for staging, also remove old files that killed tasks have left.
 
         Raises:
-            OptionError: If there is no such folder, if it cannot be written, or if Spark cannot read it.
+            OptionError: If the folder is not known or cannot be written, or if Spark cannot read it.
         """
         try:
             self._check_rows_place(schema)
@@ -457,7 +460,7 @@ class CatalogHome:
         return handle
 
     def check_place(self) -> None:
-        """Check nothing: :meth:`check_spark` refuses a place in which commits could overwrite each other."""
+        """Do nothing: :meth:`check_spark` refuses a place in which commits could overwrite each other."""
 
     def comparable(self, form: TableForm, wanted: TableForm) -> TableForm:
         """Return ``form`` without columns that Delta may compute, to compare it with ``wanted``.

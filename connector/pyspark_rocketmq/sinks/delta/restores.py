@@ -5,11 +5,11 @@ all its forms, keeps the watermarks too, and counts as a RESTORE.
 
 A version in the log never changes.  So each commit of a sink records a summary of the log that its writer has
 read: a range of versions without a gap, the last RESTORE among them and the last commit of each group.  A
-reader goes through the log from its newest version down, and reads commits of others one by one.  When it
-comes to a commit with a summary, it continues below the summary's range.
+reader goes through the log from its newest version down, and reads commits without a summary one by one.
+When it comes to a commit with a summary, it continues below the summary's range.
 
 If Spark makes the commit, a RESTORE may come after the writer has last read the log, and before the commit.
-So a commit counts as later than a RESTORE only if its writer had seen the RESTORE.
+So a commit counts as later than a RESTORE only if the commit's writer had seen the RESTORE.
 
 No I/O: this takes the information in the commits as arguments.
 """
@@ -39,14 +39,14 @@ class LogSummary:
     commits: Mapping[str, int] = field(default_factory=dict)
     """Version of each group's last commit in the range."""
     known_up_to: Mapping[str, int] = field(default_factory=dict)
-    """Version up to which each group's writers had read the log.
+    """Version up to which each group's writers had read the log when they committed.
 
-    Contains only groups for which a RESTORE may lie between that version and the last commit.
+    Contains only groups for which a RESTORE may lie between that version and the group's last commit.
     """
 
     @classmethod
     def empty(cls, version: int) -> LogSummary:
-        """Return a summary without commits; that of ``version`` can be added, then those below it."""
+        """Return a summary without commits, to which that of ``version`` and then lower ones can be added."""
         return cls(version + 1, version)
 
     @classmethod
@@ -66,7 +66,7 @@ class LogSummary:
 
     @classmethod
     def recorded_in(cls, entry: Mapping[str, Any]) -> LogSummary | None:
-        """Return the summary that a commit records; None if there is none, or if it is not plausible."""
+        """Return the summary that a commit records; None if it records none, or one that cannot be right."""
         seen = own_metadata(entry).get("seen")
         if not isinstance(seen, dict):
             return None
@@ -87,7 +87,7 @@ class LogSummary:
     def to_metadata(self) -> dict[str, Any]:
         """Return the summary in the form in which a commit records it, for :meth:`recorded_in`.
 
-        With very many groups, the beginning of the range is left out.
+        With very many groups, the summary is shortened to a range that begins later and has fewer groups.
         """
         newest_first = sorted(self.commits.items(), key=lambda commit: -commit[1])
         named, unnamed = newest_first[:_MAX_GROUPS], newest_first[_MAX_GROUPS:]
@@ -117,11 +117,11 @@ class LogSummary:
         return LogSummary(earlier.first, max(earlier.last, self.last), restored, commits, known_up_to)
 
     def _known_up_to(self, consumer_group: str) -> int:
-        """Return the version up to which the group has noticed every RESTORE; -1 if it has no commit here."""
+        """Return the version up to which the group has seen every RESTORE; -1 if it has no commit here."""
         return self.known_up_to.get(consumer_group, self.commits.get(consumer_group, -1))
 
     def covers(self, consumer_group: str) -> bool:
-        """Return whether this goes back far enough for :meth:`restored_since` to be right for the group."""
+        """Return whether the summary goes back far enough for a right :meth:`restored_since` of the group."""
         if self.restored is not None:
             return True
         return consumer_group in self.commits and self.first <= self._known_up_to(consumer_group) + 1

@@ -35,9 +35,9 @@ WATERMARKS: Final = "watermarks"
 The keys are application ids. These watermarks count, and not the versions of the queues' transaction ids.
 """
 NUMBER: Final = "commits"
-"""Field beside ``watermarks``: number of the group's commits in this form, up to and with this one.
+"""Field beside ``watermarks``: number of the group's commits in this form, including this one.
 
-The commit stores it also as the version of :func:`group_app_id`.
+The commit also stores the number as the version of :func:`group_app_id`.
 """
 NEWEST: Final = "newest"
 """Field in a commit's ``userMetadata``: the newest message of each queue, by application id."""
@@ -116,7 +116,7 @@ def check_columns(path: str, form: TableForm, wanted: TableForm, *, may_differ: 
 
 
 def cannot_take_files(path: str, refused: Iterable[str], why_not_by_spark: str) -> OptionError:
-    """Return the error for a table with ``refused`` features, if Spark's writer cannot be used either."""
+    """Return the error for a table with ``refused`` features that Spark's writer cannot write either."""
     problem = (
         f"The connector cannot add files to the Delta table {path}, because it has: {', '.join(refused)}. "
         f"Spark's own writer could, but cannot be used, because {why_not_by_spark}. Remove these features "
@@ -199,7 +199,7 @@ class SinkCommit(NamedTuple):
     newest: Mapping[str, str] = MappingProxyType({})
     """The newest message below each moved watermark, as text of ``RememberedMessages``, by application id.
 
-    The text is empty if no newer message is known: then the message that was known before is kept.
+    The text is empty if no newer message is known. The message that was known before is then kept.
     """
     record: Mapping[str, Any] = MappingProxyType({})
     """Fields that the commit records: the progress of the whole group; see ``watermarks.GroupCommit``."""
@@ -226,7 +226,7 @@ class SinkCommit(NamedTuple):
         """Return the newest message of each queue after this commit, by application id.
 
         A message is a list: the numbers in its text of ``RememberedMessages``. ``known`` has the messages
-        before the commit. Only the last generation of a queue is kept.
+        before the commit. Of a queue that the commit moves, only the moved generation is kept.
         """
         newest = dict(known)
         if not known.keys() <= self.newest.keys():

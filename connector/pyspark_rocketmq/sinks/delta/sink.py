@@ -2,12 +2,14 @@
 
 A replayed batch may end elsewhere than its first run, because a listener may fail the second time. So marking
 a batch id as done would lose or repeat rows. Instead the table's transaction ids hold a *watermark* per queue
-(``rocketmq:GROUP:TOPIC:BROKER:QUEUE`` → next offset). Rows below it are dropped; rows and new watermarks are
-committed together. This works for any listener, after a kill at any point, and with a lost checkpoint.
+(``rocketmq:GROUP:TOPIC:BROKER:QUEUE`` → next offset). Rows below their queue's watermark are dropped; rows
+and new watermarks are committed together. This works for any listener, after a kill at any point, and with a
+lost checkpoint.
 
-* When a queue's offsets start again, the id names the generation (``…:QUEUE.1``), which begins without a
-  watermark.
-* Two consumers that write the same queue conflict, since both commits have its id: the second is refused.
+* When a queue's offsets start again, a new *generation* of the queue begins, without a watermark. The id then
+  ends with the number of the generation (``…:QUEUE.1``).
+* Two consumers that write the same queue conflict, since both commits have the queue's id: the second is
+  refused.
 * A group that was moved back reads messages whose rows are in the table. The new rows are dropped. To have
   them written, delete the old ones and call :meth:`DeltaSink.rewind`.
 * RESTORE removes rows but keeps the watermarks. So each batch looks for one when it begins and before it
@@ -98,11 +100,11 @@ class DeltaSink:
             merge_keys: Columns of a business key: the table keeps the newest row of each key (row H6 of
                 ``docs/semantics.md``). A row whose key contains a null is always added. If Spark writes the
                 table, it merges the rows; else they pass through the driver's memory.
-            schema_evolution: Add columns that the rows have and the table lacks, like Delta's
-                ``mergeSchema``; columns that only the table has are null in new rows. Types and partitioning
-                never change.
-            compaction: Compact small files from time to time, in a background thread of this process.
-                Tables that Spark writes are not compacted.
+            schema_evolution: Whether to add columns that the rows have and the table lacks, like Delta's
+                ``mergeSchema``; columns that only the table has are then null in new rows. Types and
+                partitioning never change.
+            compaction: Whether to compact small files from time to time, in a background thread of this
+                process. Tables that Spark writes are not compacted.
             storage_options: Options of delta-rs for an object store (``aws_access_key_id``, ``allow_http``
                 …), or a callable that returns them and is called at each batch. Logs hide secret values.
             staging: Only for a table by name: folder or storage URI where tasks put rows until Spark has
@@ -173,7 +175,8 @@ class DeltaSink:
     def use_session(self, spark: SparkSession) -> None:
         """Use this session, while it runs, for tables that Spark reads or writes.
 
-        Without it, or after it was stopped, the thread's active session is used, else the process's.
+        If this is not called, or after the session was stopped, the thread's active session is used, or else
+        the process's session.
         """
         self._table.home.session.use(spark)
 
@@ -207,7 +210,7 @@ class DeltaSink:
                 the group's progress.
             SinkMoved: If the table has progress of the group in a later generation of a queue.
             SchemaError: If ``prepare`` was not called, or if the table was altered since or is gone.
-            OptionError: If the table has got features since, with which it cannot be written.
+            OptionError: If the table has got features since then with which it cannot be written.
             OffsetError: If the table cannot be read.
         """
         what = f"The progress of group {consumer_group} in {self.path}"
@@ -216,7 +219,7 @@ class DeltaSink:
     def _read(self, what: str, read: Callable[[], T]) -> T:
         """Return the result of ``read``, which is repeated if it fails on remote storage.
 
-        ``what`` names in the error what cannot be read.
+        ``what`` is the beginning of the error's text: it names the thing that cannot be read.
 
         Raises:
             OffsetError: If reading keeps failing.
@@ -346,21 +349,21 @@ class DeltaSink:
     def follow_restore(self, consumer_group: str, store: OffsetStore) -> dict[MessageQueue, int]:
         """After a RESTORE, move the group back so that messages whose rows are gone are consumed again.
 
-        Stop the query before you call this. First the group's offsets in ``store``, then the watermarks move
-        to the values that the restored version had. Return the queues' next offsets. If the process is killed
+        Stop the query before you call this. The group's offsets in ``store`` and then the watermarks move to
+        the values that the restored version had. Return the queues' next offsets. If the process is killed
         halfway, queries still refuse the table, and this may be called again.
 
-        If the table was replaced (REPLACE TABLE), they move to 0. Before you call this, remove the group's
-        rows from the new table.
+        If the table was replaced (REPLACE TABLE), offsets and watermarks move to 0. Before you call this,
+        remove the group's rows from the new table.
 
         A queue may have a new log, because its topic was created again. If the group has not noticed this
         yet, the query reports it when it starts. If the group has noticed it, and the restored table has no
         rows of the new log, the queue is consumed from where that log begins.
 
         Raises:
-            OffsetError: If no RESTORE came after the group's last commit, if the group has added rows after
-                the RESTORE, or if the log does not show which version was restored, or no longer has that
-                version. Also if a queue was claimed or moved meanwhile; such a queue is not moved.
+            OffsetError: If no RESTORE came after the group's last commit, or if the group has added rows
+                after the RESTORE. If the log does not show which version was restored, or no longer has that
+                version. If a queue was claimed or moved meanwhile; such a queue is not moved.
             SinkConflict: If the log no longer has the group's progress.
             OffsetStoreUnavailable, OffsetCommitConflict: If the offsets could not be moved.
             DeltaError: If the table could not be written.
@@ -450,7 +453,7 @@ class DeltaSink:
         return self._table.rewind(handle, before, SinkCommit.of(consumer_group, watermarks))
 
     def rewind_problem(self, consumer_group: str, queues: Iterable[MessageQueue]) -> str | None:
-        """Describe why :meth:`rewind` must not set the watermarks of only these queues; None if it may.
+        """Return why :meth:`rewind` must not set the watermarks of only these queues; None if it may.
 
         After a RESTORE, the watermarks of all queues of the group must be set in one commit. A commit for
         some queues would hide the RESTORE, which may have removed rows of the other queues too.

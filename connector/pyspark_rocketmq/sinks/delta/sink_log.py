@@ -32,7 +32,7 @@ from pyspark_rocketmq.sinks.delta.task_files import TaskFolder
 class SinkLog:
     """A table's log at one version; finds in it the commits of consumer groups, and RESTOREs.
 
-    Methods that search the log raise DeltaError if it no longer has the commit of that version.
+    Methods that search the log raise DeltaError if the log no longer has the commit of this version.
     """
 
     def __init__(self, table: Snapshot, files: TaskFolder, lost_hint: str = "") -> None:
@@ -66,8 +66,8 @@ class SinkLog:
         """Return whether the log shows that the group has committed.
 
         Each commit of a sink records a summary of the log before it. So any commit whose summary names the
-        group is enough, even if the log no longer has the group's own commit. Then :meth:`newest_commit`
-        returns None.
+        group is enough, even if the log no longer has the group's own commit. In that case
+        :meth:`newest_commit` returns None.
         """
         return consumer_group in self._summary(lambda seen: consumer_group in seen.commits).commits
 
@@ -78,7 +78,7 @@ class SinkLog:
     def shows_restores_since(self, consumer_group: str) -> bool:
         """Return whether the log reaches back far enough to show a RESTORE since the group's newest commit.
 
-        It does if it reaches back to that commit, to any RESTORE, or to the table's first commit.
+        It must reach back to that commit, to any RESTORE, or to the table's first commit.
         """
         seen = self._summary(lambda seen: seen.covers(consumer_group))
         return seen.first == 0 or seen.covers(consumer_group)
@@ -140,7 +140,7 @@ class SinkLog:
         """Return the log entry of the earlier commit to which ``entry``, the group's newest commit, refers.
 
         If a group has very many queues, most of its commits record only changes since an earlier commit that
-        records all queues. None if ``entry`` refers to no such commit, or if that is no longer in the log.
+        records all queues. Return None if ``entry`` refers to no such commit, or if the log no longer has it.
         """
         version = None if entry is None else own_metadata(entry).get(CHANGED_SINCE)
         if not isinstance(version, int):

@@ -81,9 +81,9 @@ def merge_rows(
 
 
 def _matches(name: str, *, may_be_blank: bool) -> str:
-    """Return the condition that table and merged rows have the same value in a column of the key.
+    """Return the SQL condition that table and merged rows have the same value in a column of the key.
 
-    ``may_be_blank``: the merged rows may have "" there, which the table stores as null.
+    ``may_be_blank`` says whether the merged rows may have "" in the column, which the table stores as null.
     """
     return f"coalesce(t.{name}, '') = s.{name}" if may_be_blank else f"t.{name} = s.{name}"
 
@@ -94,7 +94,7 @@ def newest_of(
     """Return the newest row of each key, and all rows whose key contains a null.
 
     ``blank`` names the text columns of the key by which the table is partitioned. In these, Delta stores ""
-    and ``__HIVE_DEFAULT_PARTITION__`` as null. So the second text is replaced by "", and both are the same
+    and ``__HIVE_DEFAULT_PARTITION__`` as null. So the second text is replaced by "", and both texts are one
     key. For the other arguments see :func:`merge_rows`.
     """
     file_number = sf.array_position(sf.lit(list(files)), sf.col("_metadata.file_name"))

@@ -61,7 +61,7 @@ If the other commit changed columns, properties or features, Delta raises other 
 
 
 class Session:
-    """Holds the Spark session that a table uses; if that session was stopped, takes another one."""
+    """Holds the Spark session that a table uses. If that session was stopped, another running one is used."""
 
     def __init__(self) -> None:
         self._spark: SparkSession | None = None
@@ -71,7 +71,7 @@ class Session:
         self._spark = spark
 
     def living(self) -> SparkSession | None:
-        """Return the session; if that was stopped, another running one, or None if none runs."""
+        """Return the session; if it was stopped, another running session; None if none runs."""
         return living_session(self._spark)
 
     def take(self) -> SparkSession | None:
@@ -244,7 +244,7 @@ class NameTarget:
     def columns_without_rows(self, log: SinkLog) -> pa.Schema:
         """Return the columns for Spark's commits without rows: those not nullable, and those of the position.
 
-        Delta fills the others.
+        Delta fills the other columns.
         """
         kept = (
             field for field in log.table.arrow_schema if not field.nullable or field.name in POSITION_COLUMNS
@@ -263,7 +263,7 @@ class SparkWriter:
 
     @property
     def commits_by(self) -> str:
-        """``Spark``, which makes the commits; for log messages."""
+        """Name of the writer that makes the commits, for log messages: always ``Spark``."""
         return "Spark"
 
     def append(

@@ -117,7 +117,7 @@ class TableHome(Protocol):
     def session_of_handles(self) -> SparkSession | None:
         """Return the running Spark session by which the handles (opened tables) work from now on.
 
-        None if they need no session, or if none runs.
+        Return None if the handles need no session, or if none runs.
         """
         ...
 
@@ -154,7 +154,7 @@ class TableHome(Protocol):
         """Check that a file can be written to :attr:`rows_uri`, and that Spark can read it there.
 
         Raises:
-            OptionError: If it cannot be written, or Spark cannot read it.
+            OptionError: If no file can be written there, or if Spark cannot read it.
         """
         ...
 
@@ -173,11 +173,11 @@ class TableHome(Protocol):
     def check_spark(self, form: TableForm, reasons: tuple[str, ...]) -> None:
         """Check that Spark can write this table safely.
 
-        ``reasons``, why only Spark can write it, go into the error.
+        ``reasons`` say why only Spark can write the table; the error names them.
 
         Raises:
-            OptionError: If the folder's table cannot be read by a session, or if Spark's commits could
-                overwrite those of others.
+            OptionError: If no session can read the table in the folder, or if Spark's commits could overwrite
+                those of others.
         """
         ...
 
@@ -192,10 +192,10 @@ class PathHome:
         merges: Callable[[TableSnapshot], Appender] | None = None,
         keys: Sequence[str] = (),
     ) -> None:
-        """Set the folder, and how rows are merged; without ``merges``, files are added.
+        """Set the folder, and how rows are merged.
 
-        ``merges`` makes the appender that merges rows. If only Spark may write the table, Spark merges the
-        rows by the columns ``keys``.
+        ``merges`` makes the appender that merges rows; with None, the files of tasks are added as they are.
+        If only Spark may write the table, Spark merges the rows by the columns ``keys``.
         """
         self.path: Final = path
         self.storage = storage
@@ -280,7 +280,7 @@ class PathHome:
         """Do nothing: tasks write to the table's own folder, and each commit looks for their files there."""
 
     def comparable(self, form: TableForm, wanted: TableForm) -> TableForm:  # noqa: ARG002 - it shows them
-        """Return ``form`` as it is: it shows which columns Delta computes."""
+        """Return ``form`` as it is: for a table by path, it shows which columns Delta computes."""
         return form
 
     def reasons_for_spark(self, form: TableForm) -> tuple[str, ...]:
@@ -493,8 +493,8 @@ class SinkTable:
         """Wait until the running maintenance is done.
 
         Raises:
-            TimeoutError: If the checkpoint takes longer than ``timeout_s``, or after it the compaction. So
-                the call may take twice that time.
+            TimeoutError: If the checkpoint takes longer than ``timeout_s``, or if the compaction takes longer
+                than ``timeout_s`` after that. So the call may take twice that time.
         """
         for thread in (self._upkeep, self._compactions):
             thread.wait(timeout_s)
@@ -562,7 +562,7 @@ class SinkTable:
         )
 
     def _warn_of_restores(self, consumer_group: str) -> None:
-        """Log, once for each group, that there may have been a RESTORE that the log no longer shows."""
+        """Log a warning, once for each group, of a possible RESTORE that the table's log no longer shows."""
         if consumer_group in self._warned:
             return
         self._warned.add(consumer_group)

@@ -34,7 +34,7 @@ logger = masking_logger(__name__)
 _GATHERED_BYTES = 64 << 20
 """Maximum size of the rows that a task gathers in memory for its open files, in bytes.
 
-Above it, the task writes the rows of the file for which it has gathered most.
+Above this size, the task writes the rows of the file for which it has gathered most.
 """
 _OPEN_FILES = 64
 """Maximum number of files that a task has open; each is for another partition of the table.
@@ -82,7 +82,9 @@ class FileSet:
         self._finished: list[WrittenFile] = []
 
     def add(self, rows: pa.RecordBatch) -> int:
-        """Add rows of the listener, in their order within a partition; return how many the table already has.
+        """Add rows of the listener; return how many of them the table has already, which are left out.
+
+        Within a partition of the table, the rows keep their order.
 
         Raises:
             SchemaError: If the rows do not fit the table's columns, or a row lacks its message's position.
@@ -177,7 +179,7 @@ class TaskFolder:
         return self._opened[1:]
 
     def unseen(self, files: Sequence[WrittenFile]) -> list[str]:
-        """Describe each of ``files`` that is missing here or has another size; empty if none is."""
+        """Return a description of each of ``files`` that is missing here, or that has another size."""
         filesystem, folder = self._place()
         found = filesystem.get_file_info([f"{folder}/{file.path}" for file in files])
         return [
@@ -235,7 +237,7 @@ class TaskFolder:
             filesystem.delete_file(f"{folder}/{file.path}")
 
     def remove(self, files: Sequence[WrittenFile]) -> None:
-        """Remove files of tasks whose rows the table has in other files; VACUUM removes any that stay."""
+        """Remove files of tasks whose rows the table has in other files; VACUUM removes files that stay."""
         filesystem, folder = self._place()
         for file in files:
             try:

@@ -5,28 +5,29 @@ commit.  A transaction id is an *application id*, here the name of one generatio
 here the watermark.  Each place may lack some watermarks, so both are read:
 
 * With ``delta.setTransactionRetentionDuration`` a checkpoint drops the ids of queues that have not moved for
-  that time, and all ids that older releases wrote. The record has all of them, also after the property was
-  removed.
+  that time, and all ids that older releases wrote. The record has the watermarks of all queues, also after
+  the property was removed.
 * By default the log keeps commits, and so records, for 30 days (``delta.logRetentionDuration``). Ids stay.
 * Spark's writer stores only one id, which counts its commits. So the records of these commits are newer than
   the ids of queues.
-* delta-rs may put a commit of files after another member's commit that its writer had not read. Then the
-  ids are newer than the record. This package forbids it where ids are dropped.
+* delta-rs may put a commit of files after another member's commit that the writer of the files had not read.
+  Then the ids are newer than the record. This package forbids such a commit where ids are dropped.
 
 If the table is named by a catalog, only its commits can be read, and not the ids. So each commit records the
 progress of the whole group. A commit that was made while the table was named by its path lacks this record:
 if it is the group's newest one, the ids are read from the table's folder.
 
-If neither place has a watermark any more, that is an error: if it was taken for 0, rows would be doubled.
+If neither place has a watermark any more, that is an error: with 0 in its place, rows would be doubled.
 
 A commit records only the last generation of each queue, since nothing is written to earlier ones any more.
 If very many queues are idle (of deleted topics, for example), most commits of files record only what has
 changed since an earlier commit that has all queues, and name that commit. The earlier commit is at most 15
-minutes older. Logs are cleaned up by age, so the log keeps it almost as long as the later one.
+minutes older. Logs are cleaned up by age, so the log keeps the earlier commit almost as long as the later
+one.
 
 The record's newest message of a queue is valid only if the record's watermark is also the queue's watermark.
-Otherwise the queue was moved since, by a member that stores no messages, or by one whose commit the record's
-writer had not seen.
+Otherwise the queue was moved since then, either by a member that stores no messages, or by one whose commit
+the record's writer had not seen.
 """
 
 from __future__ import annotations
@@ -94,7 +95,7 @@ class RecordedProgress(NamedTuple):
 class WholeRecord(NamedTuple):
     """The record of one commit with the progress in all queues of a group with very many queues.
 
-    For a while, later commits of the group record only changes since then, and refer to this commit.
+    For a while, later commits of the group record only changes since this commit, and refer to it.
     """
 
     version: int
@@ -150,7 +151,7 @@ class GroupCommit:
     watermarks: Mapping[str, int] = field(default_factory=dict)
     """Watermarks by application id; the table has no rows of queues that are missing here."""
     number: int = 0
-    """Number of the group's commits in Spark's form: those by Spark, and rewinds made in Spark's place."""
+    """Number of the group's commits in Spark's form: those by Spark, and rewinds that this package made."""
     not_in_ids: Mapping[str, int] = field(default_factory=dict)
     """Watermarks that the transaction ids lack, or have with another value."""
     newest: Mapping[str, Any] = field(default_factory=dict)
@@ -170,15 +171,16 @@ class GroupCommit:
         *,
         number: int = 0,
     ) -> GroupCommit:
-        """Return a group's progress by the table's transaction ids and the record of the group's last commit.
+        """Return a group's progress, from the table's transaction ids and the record of its last commit.
 
         Where ids and record differ, the ids are right. But if the record has the form of Spark's commits
         (``WATERMARKS``), the record is right.
 
         Args:
             stored: Watermarks that the transaction ids have, by application id.
-            entry: The newest commit's entry in the log; None if there is no commit.
-            whole_entry: The entry of the commit that ``entry`` names as the one with all queues.
+            entry: Log entry of the group's newest commit; None if there is no commit.
+            whole_entry: The entry of the commit that ``entry`` names as the one with all queues; None if it
+                names none, or if that entry is missing.
             number: Number of commits that Spark has made for the group, as the ids show it.
         """
         own = {} if entry is None else own_metadata(entry)
@@ -204,13 +206,13 @@ class GroupCommit:
         return cls(watermarks=watermarks, number=number, not_in_ids=missing, newest=newest, whole=known.whole)
 
     def watermarks_after(self, commit: SinkCommit) -> Mapping[str, int]:
-        """Return the watermarks after ``commit``; a queue has only that of its last generation."""
+        """Return the watermarks after ``commit``, of each queue only that of its last generation."""
         return last_generations({**self.watermarks, **commit.watermarks})
 
     def record_of_files(self, commit: SinkCommit, now_ms: int) -> dict[str, Any]:
         """Return the group's progress after ``commit``, as a commit of files records it.
 
-        If very many queues are idle, it has only the changes since the commit that :attr:`whole` describes.
+        If very many queues are idle, the result has only changes since the commit that :attr:`whole` is of.
         """
         reached, newest = self.watermarks_after(commit), commit.newest_after(self.newest)
         if len(reached) <= _MAX_IDLE_RECORDED:
@@ -246,8 +248,8 @@ def _record(watermarks: Mapping[str, int], newest: Mapping[str, Any]) -> dict[st
 def records_progress(entry: Mapping[str, Any], whole_entry: Mapping[str, Any] | None = None) -> bool:
     """Return whether a commit records the progress of its whole group; commits of older releases do not.
 
-    If the commit records only changes since another one, ``whole_entry`` is the log entry of that other
-    commit. If it is then None, return False.
+    If the commit records only changes since an earlier one, ``whole_entry`` is the log entry of the earlier
+    commit, or None if the log lacks it; then return False.
     """
     return WATERMARKS in own_metadata(entry) or read_record(entry, whole_entry).is_whole
 
@@ -312,7 +314,10 @@ def _stored_ids(
 
 
 def _from_commits(log: SinkLog, consumer_group: str) -> GroupCommit:
-    """Return the progress in a table named by a catalog, even if earlier commits named it by its path."""
+    """Return the group's progress in a table named by a catalog.
+
+    The group may have committed to the table by its path before; those watermarks are included.
+    """
     newest = log.newest_commit(consumer_group)
     if log.shows_no_commit_of(consumer_group):
         return GroupCommit()
