@@ -1,8 +1,9 @@
 """Canal's protobuf messages (``canal.mq.flatMessage=false``): a ``Packet`` of ``Entry`` values.
 
-Position: number of transactions that the source has executed (0 without ``gtidon``), epoch of the server
-(``Rules.epoch_of``), number of the binary log's file, offset in it. All rows of one event of the binary log
-have the same position, and only the order of the queue distinguishes them.
+Position: number of transactions that the source has executed (0 without ``gtidon``), epoch of the server (its
+number among the servers that were the primary: ``Rules.epoch_of``), number of the binary log's file, offset
+in it. All rows of one event of the binary log have the same position, and only the order of the queue
+distinguishes them.
 
 If Canal chooses queues by a hash of the keys, each row of an event is in an entry of its own. The entries are
 in several queues, which have no order among them. A statement such as

@@ -76,8 +76,8 @@ class ChangeColumns:
 Run: TypeAlias = "tuple[range, ChangeColumns | Sequence[Sequence[Decoded]]]"
 """Consecutive messages, by their numbers from 0, and their changes as columns.
 
-If columns would save nothing, the contents of each message are there instead, as ``Envelope.decode`` returns
-them.
+If columns would save nothing, the second part is not columns but a list with the contents of each message, as
+``Envelope.decode`` returns them.
 """
 
 

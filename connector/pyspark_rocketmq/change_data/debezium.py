@@ -4,10 +4,11 @@ Parts of a position; their number is the same in all messages of a connector:
 
 * PostgreSQL: last commit before the transaction, LSN, order in the transaction (0 without
   ``provide.transaction.metadata``). LSNs of interleaved transactions are not in the order of their commits.
-* MySQL and MariaDB: epoch of the server (``Rules.epoch_of``), number of the binary log's file, offset in it,
-  order in the transaction (without ``provide.transaction.metadata``: number of the row in its event). All
-  events of a compressed transaction have the same offset, and the rows of each event are numbered from 0, so
-  only the order in the transaction distinguishes them. In other transactions the offset is enough.
+* MySQL and MariaDB: epoch of the server (its number among the servers that were the primary:
+  ``Rules.epoch_of``), number of the binary log's file, offset in it, order in the transaction (without
+  ``provide.transaction.metadata``: number of the row in its event). All events of a compressed transaction
+  have the same offset, and the rows of each event are numbered from 0, so only the order in the transaction
+  distinguishes them. In other transactions the offset distinguishes the events.
 * SQL Server: commit LSN and change LSN, three parts each, and the number of the event.
 * Other connectors: none.
 

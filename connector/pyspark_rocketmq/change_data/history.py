@@ -220,7 +220,7 @@ class StoredVersion(NamedTuple):
     """A version as a table has it."""
 
     row: int
-    """Number of its row."""
+    """Number of the version's row."""
     at: Order
     start: datetime | None
     places: Mapping[str, Order]

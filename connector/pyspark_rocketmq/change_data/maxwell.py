@@ -1,8 +1,8 @@
 """Maxwell's JSON.
 
-Position (``output_binlog_position=true``): epoch of the server (``Rules.epoch_of``, with
-``output_server_id=true``), number of the binary log's file, offset in it, number of the row in its
-transaction. Rows of a bootstrap (Maxwell's snapshot of a table) have no position.
+Position (``output_binlog_position=true``): epoch of the server (with ``output_server_id=true``; its number
+among the servers that were the primary: ``Rules.epoch_of``), number of the binary log's file, offset in it,
+number of the row in its transaction. Rows of a bootstrap (Maxwell's snapshot of a table) have no position.
 
 A message has no types. So values are as in its JSON, with exact decimals, and bytes are text in base64.
 Documents of JSON columns become JSON text, and so do SETs, which Maxwell writes as arrays: ``["a","d"]``.

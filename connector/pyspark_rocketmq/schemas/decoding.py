@@ -61,7 +61,7 @@ class DecoderSettings:
         """Check the arguments of ``SchemaRegistry.decoder``, and return them as settings.
 
         Raises:
-            OptionError: If one is wrong, or the module that the format needs is not installed.
+            OptionError: If an argument is wrong, or the module that the format needs is not installed.
         """
         problems = [
             f"{name} is {value!r}; choose from {', '.join(known)}"

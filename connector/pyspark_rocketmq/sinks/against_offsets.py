@@ -199,8 +199,8 @@ def replayed_messages(
 
     The number is the distance from the queue's offset row to the highest watermark of the sinks that the row
     names. Queues whose offset row is not behind are left out. A row is behind if a query was killed before it
-    stored the offsets, or if the offset store was restored from a backup. After a reset this does not count:
-    then the row names no sinks.
+    stored the offsets, or if the offset store was restored from a backup. After a reset, the row names no
+    sinks, so the queue is left out.
     """
     forgotten = {}
     present = _identities(standings)

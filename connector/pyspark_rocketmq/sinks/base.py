@@ -283,7 +283,7 @@ class TaskCommit(NamedTuple):
     """Result of :meth:`CommittingWriting.commit`, by which a task commits its rows itself."""
 
     refused: frozenset[MessageQueue]
-    """Queues refused by this commit, and by no earlier one of the task. It adds no more of their rows."""
+    """Queues that this commit is the task's first to refuse. The task adds no more of their rows."""
     left_out: int
     """Number of rows that the commit found in the sink, in addition to those that ``Writing.add`` counted."""
 

@@ -6,8 +6,8 @@ A *watermark* is the next offset of a queue whose rows the database does not hav
   began, or that the batch's own last commit stored.  If two queries move the same watermark, for example
   because one was believed dead, the second waits for the first one's transaction.  Then the second no longer
   finds the old value, and is refused.
-* Rule 2: after an error of a commit, its outcome is unknown.  Each transaction has an id, that of an
-  *attempt*, and stores it with the watermarks, so reading the watermarks shows the outcome.
+* Rule 2: after an error of a commit, its outcome is unknown.  Each transaction is an *attempt* with an id of
+  its own, which it stores with the watermarks. So reading the watermarks shows the outcome.
 * Rule 3: rows are written first, watermarks last.  So rows below a watermark are never missing, even if the
   user's function commits too early.  Such a commit leaves an *open attempt*, a row with the attempt's id, in
   the table of watermarks. It stops every batch until an operator has removed the rows written too early.
@@ -384,7 +384,7 @@ class RowCollector:
     """Next offset of each queue of the batch; the database has the rows below it."""
 
     def open(self) -> Writing:
-        """Begin to gather rows, in a task."""
+        """Return an object that gathers a task's rows; called in the task."""
         return _Collecting(self)
 
     def written(self, facts: Mapping[str, Any]) -> CollectedRows:

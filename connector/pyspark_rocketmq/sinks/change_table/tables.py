@@ -487,7 +487,7 @@ class _Opened:
 
 
 def _ids_in(watermarks: TableSnapshot) -> dict[str, str]:
-    """Return the stored ids of tables, by target; an operator may have made some empty, to begin again."""
+    """Return the stored ids of tables, by target. Ids that an operator has made empty are left out."""
     stored = watermarks.form().configuration.items()
     return {name.removeprefix(_TABLE): each for name, each in stored if name.startswith(_TABLE) and each}
 

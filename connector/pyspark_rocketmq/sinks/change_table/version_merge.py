@@ -161,7 +161,7 @@ class _FactsOfShare:
         return self._of(keys, self.past_changes.of_keys(keys, since))
 
     def truncations(self, since: Order) -> Truncations:
-        """Return the times (None: unknown) of recorded truncations at place ``since`` or later, by place."""
+        """Return the truncations at place ``since`` or later that are recorded beside the table."""
         return self.past_changes.truncations(since)
 
     def keys_after(self, at: Order) -> set[Key]:

@@ -1,4 +1,9 @@
-"""Decisions of a Delta sink: whether rows fit a table, and the ids and records of its commits. No I/O."""
+"""Decisions of a Delta sink: whether rows fit a table, and the ids and records of its commits. No I/O.
+
+A Delta commit may store *application ids*, each with a version: its transaction ids. A sink's application id
+names one generation of a queue, and the version is the queue's watermark. A commit's *record* is the part of
+its ``userMetadata`` that a sink writes: the progress of the whole consumer group.
+"""
 
 from __future__ import annotations
 

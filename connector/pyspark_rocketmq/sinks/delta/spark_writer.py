@@ -67,7 +67,7 @@ class Session:
         self._spark: SparkSession | None = None
 
     def use(self, spark: SparkSession) -> None:
-        """Use ``spark`` as long as it runs."""
+        """Use the session ``spark`` as long as it runs."""
         self._spark = spark
 
     def living(self) -> SparkSession | None:

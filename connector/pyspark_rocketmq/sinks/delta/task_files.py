@@ -128,7 +128,7 @@ class FileSet:
 
     @contextmanager
     def _raising_write_error(self) -> Iterator[None]:
-        """Raise RocketMQError if the storage cannot be written to."""
+        """Raise RocketMQError in place of an OSError in the ``with`` block, which writes to the storage."""
         try:
             yield
         except OSError as error:
