@@ -82,8 +82,8 @@ class BrokerClient:
     def pull(self, address: str, request: PullRequest) -> PullResult:
         """Send one pull and return its result.
 
-        It waits at most for the request time-out. If the broker may hold the pull, the hold time and 5 s are
-        added.
+        The call lasts at most the request time-out. If the broker may hold the pull, the hold time and 5 s
+        are added.
         """
         request = self._names.named_pull(request)
         deadline = self._calls.pull_deadline(request)
@@ -162,7 +162,7 @@ class BrokerClient:
     def end_transaction(self, address: str, header: headers.EndTransactionRequestHeader) -> None:
         """Report the outcome of a half message (one-way); ``address`` must be the broker that stores it.
 
-        If the request is lost, the broker asks for the message's state later.
+        If the request is lost, the broker later asks a member of the producer group for the outcome.
         """
         topic = None if header.topic is None else self._names.named(header.topic)
         named = replace(header, producer_group=self._names.named(header.producer_group), topic=topic)
@@ -216,8 +216,9 @@ class BrokerClient:
     def search_offset(self, address: str, queue: MessageQueue, timestamp_ms: int) -> int:
         """Return the queue offset of the first message stored at or after ``timestamp_ms`` (since the epoch).
 
-        It is the maximum offset if all messages are older. For a time before the first message it may be
-        below the minimum offset. Brokers before 5.1.1 answer with the nearest message, which may be older.
+        If all messages are older, return the maximum offset. For a time before the first message the result
+        may be below the minimum offset. Brokers before 5.1.1 answer with the nearest message, which may be
+        older than ``timestamp_ms``.
         """
         header = headers.SearchOffsetRequestHeader(
             topic=self._names.named(queue.topic),
@@ -238,7 +239,7 @@ class BrokerClient:
         return self._names.bare_queues(decode_topic_stats(answer.body))
 
     def is_slave(self, address: str, broker_name: str) -> bool:
-        """Return whether the broker is a slave now; False if it does not show its role, as a proxy.
+        """Return whether the broker is a slave now; False if it does not show its role, for example a proxy.
 
         Raises:
             RocketMQError: Retryable, if the broker does not answer or is busy.
@@ -251,9 +252,9 @@ class BrokerClient:
             return False
 
     def is_compacted(self, address: str, topic: str) -> bool:
-        """Return whether the broker keeps only the newest message of each key.
+        """Return whether the broker keeps only the newest message of each key in this topic.
 
-        Such a topic has ``cleanup.policy=COMPACTION``.
+        The broker does so if the topic has ``cleanup.policy=COMPACTION``.
         """
         header = headers.TopicRequestHeader(topic=self._names.named(topic))
         answer = self._calls.ask(address, RequestCode.GET_TOPIC_CONFIG, header)
@@ -269,11 +270,11 @@ class BrokerClient:
     ) -> int:
         """Return the next offset to consume that is stored for the group.
 
-        A broker may return 0 for a new group on a young topic; ``set_zero_if_not_found=False`` prevents this
-        since 5.0.
+        A broker may return 0 instead of OffsetNotFound for a new group on a young topic. Brokers from 5.0 on
+        do not if ``set_zero_if_not_found`` is False.
 
         Raises:
-            OffsetNotFound: If none is stored, as at a group's first start. No other error means that.
+            OffsetNotFound: If none is stored, as at a group's first start. Only this error means that.
         """
         offset, _ = self._consumer_offset(address, consumer_group, queue, set_zero_if_not_found)
         return offset
@@ -352,7 +353,7 @@ class BrokerClient:
         consumer_group: str | None = None,
         producer_group: str | None = None,
     ) -> None:
-        """Leave a group; the other members rebalance immediately. Queue locks remain: unlock queues first."""
+        """Leave a group; other members rebalance immediately. This frees no locks: unlock queues first."""
         header = headers.UnregisterClientRequestHeader(
             client_id=client_id,
             consumer_group=self._names.named(consumer_group) if consumer_group is not None else None,
@@ -437,7 +438,7 @@ class BrokerClient:
     def check_subscription(
         self, address: str, client_id: str, consumer_group: str, subscription: SubscriptionData
     ) -> None:
-        """Check that the broker can filter by this subscription; no other request refuses a bad expression.
+        """Check that the broker can filter by this subscription; only this request refuses a bad expression.
 
         Raises:
             ExpressionInvalid: If the expression does not compile.

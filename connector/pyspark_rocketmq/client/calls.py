@@ -83,8 +83,8 @@ class BrokerCalls:
         """Send a request and return its answer.
 
         Raises:
-            TransportError: If none arrived by ``deadline`` (by default the time-out), or if the server is
-                another broker.
+            TransportError: If no answer arrived by ``deadline`` (by default ``timeout_s`` from now), or if
+                the server is another broker.
             BrokerError: If the broker refuses.
         """
         deadline = deadline or self.deadline()
@@ -105,8 +105,8 @@ class BrokerCalls:
     ) -> None:
         """Begin to send a request, without waiting for a connection or an answer.
 
-        First a connection is opened if there is none. If ``broker_name`` is not empty, a server that has not
-        given this name is then asked which broker it is, and another broker does not get the request.
+        First a connection is opened if there is none. If ``broker_name`` is not empty and the server has not
+        given this name yet, the server is then asked for it. Another broker does not get the request.
         ``on_outcome`` is called exactly once, with the answer or the error.
         """
 

@@ -2,14 +2,15 @@
 
 A channel owns one reader thread. Only this thread receives and decodes; callers only send. One table has the
 requests under way, by their numbers (``opaque``). *The thread that takes a request out of the table calls its
-callback*, so every callback is called exactly once. The reader does this with the answer. The reader's
-regular look at deadlines, or a sender whose time is over, does it with ``RequestTimeout``. The thread that
-ends the channel does it with the reason of the end.
+callback*, so every callback is called exactly once. Normally this is the reader, with the answer. After a
+request's deadline it is the reader, which checks deadlines about once a second, or the caller's own thread;
+both give up the request (``RequestTimeout``). At the end of the channel it is the thread that ends the
+channel, with the reason.
 
 Rule 1: ``_lock`` guards only the table, the reason for the end, and the record of sends and arrivals
-(``silence``). Rule 2: under ``_send_lock`` the transport only sends or is closed. With a stuck peer, sending
-ends by the transport's own time-out or the sender's deadline; a thread that waits for the lock gives up at
-its own deadline. Rule 3: a thread that holds one of these locks does not take the second one, wait, or call
+(``silence``). Rule 2: ``_send_lock`` is held only to send or to close the transport. With a stuck peer,
+sending ends by the transport's own time-out or the sender's deadline; a thread that waits for the lock gives
+up at its own deadline. Rule 3: a thread that holds one of these locks does not take the second one, wait, or call
 back.
 """
 
@@ -52,7 +53,7 @@ MOST_REQUESTS: Final = 1_000
 """Maximum number of a server's requests that wait for one handler thread, including the one being handled."""
 MOST_BYTES: Final = 32 << 20
 """Maximum memory of a server's requests that wait for one handler thread, in bytes: twice the longest frame.
-A single request may be larger."""
+A request of any size may wait if no other one does."""
 _BUSY: Final = "[OVERLOAD]the client has too many requests to answer, try again"
 
 OnResponse = Callable[[RemotingCommand | RocketMQError], object]
@@ -83,18 +84,18 @@ class RequestDispatcher:
         self._slow = _RequestQueue(self._serve, f"{name} listener")
 
     def dispatch(self, request: RemotingCommand) -> None:
-        """Queue ``request`` for the handler; without room, answer SYSTEM_BUSY, or drop a oneway one."""
+        """Queue ``request`` for the handler. If the queue is full, answer SYSTEM_BUSY, or drop a oneway one."""
         queue = self._slow if request.code == RequestCode.CONSUME_MESSAGE_DIRECTLY else self._quick
         if not queue.put(request) and not request.is_oneway:
             self._answer(request.response(ResponseCode.SYSTEM_BUSY, remark=_BUSY))
 
     def stop(self) -> None:
-        """Let the threads end after the requests they have; do not wait for that."""
+        """Let each thread end after the requests that are in its queue; do not wait for that."""
         self._quick.stop()
         self._slow.stop()
 
     def join(self) -> None:
-        """Wait some seconds at most for the threads to end, except the calling one; call ``stop`` first."""
+        """Wait at most 5 s for each thread to end, except for the calling thread; call ``stop`` first."""
         self._quick.join()
         self._slow.join()
 
@@ -127,7 +128,7 @@ class RequestDispatcher:
 
 
 class _RequestQueue:
-    """A queue of one server's requests, and the thread that handles them; the first request starts it."""
+    """A queue of one server's requests, and the thread that handles them (started by the first request)."""
 
     def __init__(self, serve: Callable[[RemotingCommand], None], name: str) -> None:
         self._serve = serve
@@ -310,10 +311,11 @@ class Channel:
     def submit(self, request: Outgoing, on_response: OnResponse, deadline: Deadline | None = None) -> int:
         """Send a request without waiting for its answer; return the request's number (``opaque``).
 
-        ``on_response`` is called exactly once. It gets the answer, ``RequestTimeout`` (at most two seconds
-        late), the error with which the channel ended, or ``LocalProtocolError`` if the request cannot be
-        written. It runs on the reader thread, or on the thread that noticed the error, which may be the
-        calling one.
+        ``on_response`` is called exactly once. It gets the answer, or one of these errors: ``RequestTimeout``
+        at most two seconds after ``deadline``, the error with which the channel ended, or
+        ``LocalProtocolError`` if the request cannot be written. It runs on the reader thread, or on the
+        thread that noticed the error, which may be the calling one. Without a ``deadline`` the request waits
+        for its answer until the channel ends.
         """
         opaque = next(self._opaques) & _OPAQUE_MASK
         sent = Sent(self._clock.monotonic_s(), self._silence.received)
@@ -353,10 +355,10 @@ class Channel:
             raise _reason_for(self.address, self._ended, outgoing)
 
     def expire_overdue(self) -> None:
-        """Call back the submitted requests whose deadline has passed, with ``RequestTimeout``.
+        """Give up the requests whose deadline has passed: call them back with ``RequestTimeout``.
 
-        End the channel if nothing has arrived since one of them was sent, for as long as ``silence`` demands.
-        The reader calls this about once a second.
+        Then end the channel if nothing has arrived since one of them was sent, and this silence has lasted
+        long enough (see :class:`Silence`). The reader calls this about once a second.
         """
         now_s = self._clock.monotonic_s()
         with self._lock:
@@ -373,15 +375,15 @@ class Channel:
     def answered_after(self, took_s: float) -> None:
         """Note that the server took ``took_s`` seconds for an answer that costs it no work.
 
-        From now on, a silence ends this channel only if it is at least as long, or lasts 2.5 s.
+        From now on, only a silence of at least ``took_s`` ends this channel; more than 2.5 s count as 2.5 s.
         """
         with self._lock:
             self._silence.answered_after(took_s)
 
     def close(self) -> None:
-        """End the connection and fail requests under way; wait some seconds at most for its threads.
+        """End the connection, fail the requests under way, and wait at most 5 s for each of its threads.
 
-        If one of these threads calls, it waits only for the others.
+        If one of these threads calls this, it waits only for the others.
         """
         self._end(ChannelClosed(self.address, "it was closed on this side"), is_orderly=True)
         if threading.current_thread() is not self._reader:
@@ -493,7 +495,7 @@ class Channel:
             self._end(ChannelClosed(self.address, f"nothing came on it for {silent_s:.3g} s"))
 
     def _has_unread(self) -> bool:
-        """Return whether bytes wait in the socket for the reader, as after a pause of the process."""
+        """Return whether bytes wait in the socket for the reader, as when the process has been suspended."""
         try:
             return bool(await_readable((self._transport,), 0.0))
         except ValueError:

@@ -42,13 +42,17 @@ _LATE_S: Final = 30.0
 missing."""
 
 SILENT_TIMEOUT_S: Final = 1.0
-"""Short time-out, in seconds, of a broker that did not answer lately, so that batches hardly wait."""
+"""Time-out, in seconds, of a call to a broker that did not answer lately: short, so that micro-batches hardly
+wait for this broker."""
 _SILENT_S: Final = 30.0
-"""How long a broker that did not answer gets only ``SILENT_TIMEOUT_S``, in seconds."""
+"""Seconds for which calls to a broker that did not answer have only the time-out ``SILENT_TIMEOUT_S``."""
 
 
 class SilentBrokers:
-    """Names of brokers that did not answer in the last 30 s: they get ``SILENT_TIMEOUT_S``, or no request."""
+    """Names of brokers that failed to answer in the last 30 s.
+
+    Callers use the time-out ``SILENT_TIMEOUT_S`` for such a broker, or send it no request.
+    """
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -58,7 +62,7 @@ class SilentBrokers:
         return self._clock.monotonic_s() < self._until_s.get(name, 0.0)
 
     def add(self, name: str) -> None:
-        """Note that a broker did not answer a call that had its whole time."""
+        """Note that a broker did not answer a call that had the usual time-out, not ``SILENT_TIMEOUT_S``."""
         self._until_s[name] = self._clock.monotonic_s() + _SILENT_S
 
     def discard(self, name: str) -> None:
@@ -128,7 +132,7 @@ class Cluster:
 
 
 def subscription_data(wanted: Subscription, *, sub_version: int) -> SubscriptionData:
-    """Return the subscription as heartbeats and checks contain it."""
+    """Return the subscription in the form that heartbeats, and checks of expressions by brokers, need."""
     kind = expression_type(is_sql92=wanted.is_sql92)
     return build_subscription(wanted.topic, wanted.expression, sub_version=sub_version, expression_type=kind)
 
@@ -286,9 +290,9 @@ class PatientLookup:
     def queues(self, topic: str) -> tuple[MessageQueue, ...]:
         """Return the topic's queues to write to; look again for ``timeout_s`` while it seems to be missing.
 
-        If it is still missing then, return the queues that brokers will create (:meth:`Producer.queues`).
-        Name servers that answer with a passing error are also asked again for ``timeout_s``; if no name
-        server answers, they are asked three times.
+        If the topic is still missing after that, return the queues that brokers will create
+        (:meth:`Producer.queues`). Name servers that answer with an error that may pass are also asked again
+        for ``timeout_s``. If no name server answers, they are asked three times.
         """
         deadline = Deadline.after(self.clock, self.timeout_s)
         try:
@@ -355,11 +359,11 @@ class Routes:
 
 
 def acting_masters(brokers: BrokerClient, routes: Routes) -> dict[str, BrokerAddress]:
-    """Return the slaves that ``routes`` name as masters, by broker name.
+    """Return the addresses of the slaves that ``routes`` name as masters, by broker name.
 
-    While a master is away, a name server with ``supportActingMaster`` lists a slave in its place, and none of
-    its queues for writing. So only such brokers are asked for their role. One that does not answer, or
-    refuses, is counted as a master. Source: ``RouteInfoManager.pickupTopicRouteData``.
+    While a master is away, a name server with ``supportActingMaster`` lists a slave in its place, without a
+    queue to write to. So only brokers without such a queue are asked for their role. A broker that does not
+    answer, or refuses, counts as a master. Source: ``RouteInfoManager.pickupTopicRouteData``.
     """
 
     def ask(name: str) -> bool:
@@ -391,14 +395,15 @@ class TopicRoutes:
     def look(self, deadline: Deadline) -> Routes:
         """Return the routes of all topics; routes that are young enough are not asked for again.
 
-        A topic without a route that name servers deny is in ``absent``; it causes no error. A failed look-up
-        of the retry topic causes none either: its last route is kept. The result is the same object as before
-        if no route or denial has changed and no topic is absent.
+        A topic that no name server lists, and whose route was never known, causes no error; it is in
+        ``absent``. A failed look-up of the retry topic causes no error either: the topic's last route is
+        kept. The result is the object of the call before if no route or denial has changed since and no topic
+        is absent.
 
         Raises:
-            TransportError: If no name server answered before ``deadline`` and a route was not known.
-            NameServerNotReady: If one answered with an error that may pass and a route was not known.
-            BrokerError: If one refused for another reason and a route was not known.
+            TransportError: If no name server answered before ``deadline``, for a topic without a known route.
+            NameServerNotReady: If one answered with an error that may pass, for such a topic.
+            BrokerError: If one refused for another reason, for such a topic.
         """
         found: dict[str, TopicRoute] = {}
         absent: dict[str, TopicNotFound] = {}
@@ -436,15 +441,16 @@ class TopicRoutes:
     def expect_retries(self) -> None:
         """Let the next :meth:`look` ask for the retry topic again if brokers of the topics lack it.
 
-        Callers use this when brokers have answered the group's first heartbeat, at which they create it.
+        Callers use this when brokers have answered the group's first heartbeat: brokers create the retry
+        topic then.
         """
         self._retry_again_s, self._retry_pause_s = 0.0, _SOON_S
 
     def _look_for_retries(self, brokers: Collection[str], deadline: Deadline) -> None:
         """Look up the retry topic's route; keep the known route if the look-up fails.
 
-        While the route lacks some of ``brokers``, name servers are asked for it again after 1 s, then after
-        growing pauses of up to 30 s.
+        While the route lacks some of ``brokers`` (names of the other topics' brokers), name servers are asked
+        for it again after 1 s, then after growing pauses of up to 30 s.
         """
         assert self._retry_topic is not None
         now_s = self._clock.monotonic_s()

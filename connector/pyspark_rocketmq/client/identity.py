@@ -65,7 +65,7 @@ def is_slave_in(answer: RemotingCommand) -> bool:
 
 
 def check_name(address: str, is_named: str, wanted: str) -> None:
-    """Compare a server's name with the name in its route; :data:`UNKNOWN` is accepted for every broker.
+    """Check that a server's name (``is_named``) is that of its route (``wanted``), or is :data:`UNKNOWN`.
 
     Raises:
         WrongBroker: If the server is another broker.

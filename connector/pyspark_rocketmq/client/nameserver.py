@@ -46,28 +46,30 @@ class KnownRoute(NamedTuple):
 
     route: TopicRoute
     since_s: float
-    """Monotonic second from which the route's age counts; a failed refresh moves it."""
+    """Monotonic second from which the route's age counts; a failed look-up moves it, as does a good one."""
     seen_s: float
     """Monotonic second at which a name server returned the route; a route seen later has newer addresses."""
     is_expected: bool = False
     """Whether no broker has the topic yet, and its first messages are expected to create it."""
     trouble: RocketMQError | None = None
-    """Why the route is outdated; None if a name server returned it when last asked."""
+    """Error of the last look-up, after which the route may be outdated; None if that look-up found it."""
 
     @property
     def denial(self) -> TopicNotFound | None:
-        """Denial of the topic by every name server that answered when last asked; None in any other case."""
+        """The error, if every name server that answered the last look-up denied the topic; otherwise None."""
         return self.trouble if isinstance(self.trouble, TopicNotFound) else None
 
 
 class NameServerClient:
     """Asks one name server for routes as long as it answers, then the next one; any thread may use it.
 
-    A topic's first route has the brokers and masters that any name server lists.
+    For a topic's first route all name servers are asked: the route has the brokers and masters that any of
+    them lists.
 
-    A name server that denies a topic, or answers with an error, may just have restarted, or brokers may no
-    longer register with it. So the others are asked, and a topic's last known route stays in use. Only a
-    topic's brokers can show that the topic was deleted.
+    A name server *denies* a topic if it answers that it has no such topic. A name server that does so, or
+    answers with another error, may just have restarted, or brokers may no longer register with it. So the
+    others are asked, and a topic's last known route stays in use. Only a topic's brokers can show that the
+    topic was deleted.
 
     Source: RocketMQ 5.3.3 ``NettyRemotingClient.getAndCreateNameserverChannel`` (sticky choice),
     ``MQClientInstance.updateTopicRouteInfoFromNameServer`` (refresh, keep the old route on failure and at
@@ -133,7 +135,7 @@ class NameServerClient:
         return fresh.route
 
     def denial(self, topic: str) -> TopicNotFound | None:
-        """Return name servers' denial of a topic whose known route stays in use; None if there is none."""
+        """Return the error with which name servers deny a topic whose known route stays in use; else None."""
         known = self.last_known(topic)
         return None if known is None else known.denial
 
@@ -154,7 +156,7 @@ class NameServerClient:
                 self._known[topic] = known._replace(since_s=-math.inf)
 
     def expect(self, topic: str, route: TopicRoute) -> None:
-        """Use ``route`` for a topic that its first messages will create; it expires like any other route."""
+        """Use ``route`` for a topic that its first messages will create; the route expires like any other."""
         with self._lock:
             self._known[topic] = self._seen_now(route)._replace(is_expected=True)
 
@@ -191,8 +193,8 @@ class NameServerClient:
     def topics(self, deadline: Deadline) -> tuple[str, ...]:
         """Return every topic that a living broker has, sorted, including RocketMQ's own.
 
-        With a namespace, return only its topics, named without it. All name servers are asked, except that
-        one that was silent lately is asked only if no other one answers.
+        With a namespace, return only the namespace's topics, named without it. A name server that was silent
+        lately is asked only if no other one answers.
 
         Raises:
             RocketMQError: If no name server answered before ``deadline``, or each one with an error.
@@ -209,9 +211,9 @@ class NameServerClient:
     def _look_up(self, topic: str, known: KnownRoute | None, deadline: Deadline) -> TopicRoute:
         """Ask one name server after the other for the route, and return their answers merged into one.
 
-        No further one is asked once the answers have all brokers and masters of the ``known`` route. Without
-        a known route, all are asked: a name server that has just restarted may lack brokers, and nothing
-        would show that they are missing.
+        No further name server is asked once the answers have all brokers and masters of the ``known`` route.
+        Without a known route, all name servers are asked: one that has just restarted may lack brokers, and
+        nothing would show that they are missing.
         """
         header = GetRouteInfoRequestHeader(topic=with_namespace(self._namespace, topic))
         had = set() if known is None else _listed(known.route)
@@ -255,8 +257,8 @@ class NameServerClient:
     def _where_brokers_are(self, kept: KnownRoute) -> TopicRoute:
         """Return a route that could not be refreshed, with its brokers' newer addresses.
 
-        They are taken from other topics' routes: a broker that restarted at another address may have
-        registered only those topics so far.
+        The addresses are taken from other topics' routes: a broker that restarted at another address may
+        have registered only those topics so far.
         """
         with self._lock:
             known = [each for each in self._known.values() if not each.is_expected]

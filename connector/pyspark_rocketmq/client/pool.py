@@ -29,7 +29,7 @@ from pyspark_rocketmq.wire.command import (
 from pyspark_rocketmq.wire.framing import Signer
 
 HandlerFor = Callable[[str], RequestHandler]
-"""Returns the handler for the requests of the server at an address."""
+"""Returns the handler for the requests that the server at an address sends to this client."""
 OnChannel = Callable[[Channel | RocketMQError], object]
 """Gets an open channel, or the error that prevented it."""
 _pools: dict[ConnectionSettings, ChannelPool] = {}

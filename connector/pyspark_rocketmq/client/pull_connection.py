@@ -79,7 +79,7 @@ Settings are part of the key because a connection has one user's credentials.
 
 
 class ReceiveBuffer:
-    """Owns the memory where one connection's bytes arrive and message bodies are used in place.
+    """Owns the memory into which one connection receives, and where callers use message bodies in place.
 
     A body is a view of the buffer. The rule: when the next bodies are asked for, no view may be kept. The
     reader decodes a body into other memory in the call that takes it. The fetcher moves bodies that still
@@ -117,9 +117,9 @@ class ReceiveBuffer:
 
         Args:
             count: Number of bytes that were just received into ``room()``.
-            decode: Decodes them. It gets a view of the buffer, and where in it these bytes begin and end. It
-                returns the values, and where the bytes that it left begin. If it raises, close the
-                connection.
+            decode: Decodes the bytes. It gets a view of the buffer, and where in it these bytes begin and
+                end. It returns the values, and where the bytes that it has not decoded begin. If it raises,
+                close the connection.
         """
         self._filled += count
         decoded, self._at = decode(self._view, self._at, self._filled)
@@ -134,7 +134,7 @@ class ReceiveBuffer:
             self._move_on(len(self._bytes))
 
     def retain(self, body: PulledBody) -> PulledBody:
-        """Return the body outside the buffers used before, so that these can be used again.
+        """Return the body, moved if it is in an earlier buffer, so that this buffer can be used again.
 
         A view of an earlier buffer is copied to the end of the current buffer or, without room there, into
         ``bytes``. Any other body is returned as it is.
@@ -214,9 +214,9 @@ class PullConnection(Generic[PullT]):
         self._answer_bytes = 0
         """Mean size of the answers that were received last; 0 before the first ones."""
         self._awaited_share = _AWAITED_SHARE
-        """Share of the expected bytes that the next wait lasts for; less after waits that ended before."""
+        """Share of the expected bytes that the next wait is for; smaller after waits that got fewer bytes."""
         self._has_waited_in_vain = False
-        """Whether the last wait ended with fewer bytes of this connection than it was for."""
+        """Whether the last wait ended before this connection had the number of bytes that was waited for."""
         renew_in_children(self)
 
     def renew(self) -> None:
@@ -269,7 +269,7 @@ class PullConnection(Generic[PullT]):
         number, which then slowly grows again.
 
         Returns:
-            Whether the wait may last until more than one byte has arrived; then limit it to a few
+            Whether the wait may last until more than one byte has arrived. If True, limit the wait to a few
             milliseconds, because the answers may be shorter than the last ones.
         """
         is_any = count <= 1 or self._has_waited_in_vain
@@ -316,7 +316,9 @@ class PullConnection(Generic[PullT]):
         return answers
 
     def pass_time(self, waited_s: float, silence_s: float) -> list[tuple[PullT, PullResult | RocketMQError]]:
-        """Count ``waited_s`` seconds in which the caller waited for several connections, without bytes here.
+        """Count ``waited_s`` seconds in which the caller waited for this connection and others.
+
+        Call this if the system did not report this connection readable when the wait ended.
 
         Returns:
             The pulls that are given up now, with their errors, as from ``receive``.

@@ -62,18 +62,18 @@ class Silence:
     def is_suspicious(self, given_up: Iterable[Sent], now_s: float) -> bool:
         """Return whether nothing has arrived for suspiciously long since one of these requests was sent.
 
-        Suspicious is a silence of at least 0.1 s, and of at least the longest time noted by
-        :meth:`answered_after`, which is at most 2.5 s.
+        A silence is suspicious if it lasted at least 0.1 s, and at least as long as the longest time noted by
+        :meth:`answered_after` (which is at most 2.5 s).
         """
         silent_s = (now_s - each.at_s for each in given_up if each.received_before == self.received)
         return max(silent_s, default=0.0) >= self._least_s
 
     def over_after_s(self, now_s: float, *, has_others: bool) -> float | None:
-        """Return for how many seconds a suspicious connection was silent if it must end; None if it goes on.
+        """Decide whether a suspicious connection must end: return its seconds of silence if so, else None.
 
-        The silence counts from the first request after the last arrival. The connection goes on if bytes have
-        arrived since that request, or if other requests are under way (``has_others``) and the silence is
-        shorter than 3 s.
+        The silence counts from the first request after the last arrival. The connection need not end if no
+        request was sent since the last arrival, or if other requests are under way (``has_others``) and the
+        silence is shorter than 3 s.
         """
         if self._first.received_before != self.received:
             return None

@@ -29,8 +29,9 @@ interface."""
 SEND_STALL_S: Final = 5.0
 """Seconds after which a peer that has accepted no byte counts as stuck."""
 SLOWEST_BYTES_PER_S: Final = 64 * 1024
-"""Bytes per second that a peer must accept at least, or it counts as stuck; ``SEND_STALL_S`` are added to the
-time it gets. Without this bound, one byte every few seconds could hold a sender for ever."""
+"""Minimum speed, in bytes per second, at which a peer must accept data; a slower peer counts as stuck. The
+peer gets ``SEND_STALL_S`` in addition. Without this bound, one byte every few seconds could hold a sender for
+ever."""
 RECEIVE_TICK_S: Final = 1.0
 """Seconds after which a silent ``recv_into`` returns, so that the caller can check its deadlines."""
 _WAKE_BYTES: Final = 4096
@@ -228,10 +229,10 @@ class Wake(Closing):
 
 
 class SendingTime:
-    """Limits the time for sending: each step to ``stall_s``, and all steps together.
+    """Limits the time for sending some bytes, which may take several calls of the socket's ``send``.
 
-    The limit for all steps is the shorter of two: the caller's time-out, and ``stall_s`` plus one second for
-    each 64 KiB.
+    Each call may last ``stall_s``. All calls together may last as long as the shorter of two times: the
+    caller's time-out, and ``stall_s`` plus one second for each 64 KiB.
     """
 
     __slots__ = ("_began_s", "_bytes", "_limit_s", "_stall_s")

@@ -1,7 +1,7 @@
 """Asynchronous sends with a future each, bounded in number and bytes.
 
-A future is done within two seconds after the producer's send time-out. One thread begins all repeated
-attempts: if an attempt had to wait there for those of other sends, its future may take twice as long.
+A future is done within two seconds after the producer's send time-out. One thread begins the repeated
+attempts of all sends. If an attempt waits there for those of other sends, its future may take twice as long.
 Callbacks (``add_done_callback``) must not block: they run on the thread that completes the future. This is
 usually the thread that reads the broker's answers and gives up overdue requests, or the one that repeats the
 producer's attempts.

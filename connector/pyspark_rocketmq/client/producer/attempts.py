@@ -74,7 +74,9 @@ def next_outcome(outcomes: SimpleQueue[OutcomeT], send_timeout_s: float) -> Outc
 
 
 def route_to_create(default_route: TopicRoute) -> TopicRoute:
-    """Return the expected route of a topic that the first send will create, from the route of TBW102.
+    """Return the expected route of a topic that the first send will create.
+
+    ``default_route`` is the route of TBW102, the topic whose settings brokers copy for new topics.
 
     Source: RocketMQ 5.3.3 ``MQClientInstance.updateTopicRouteInfoFromNameServer``.
     """

@@ -245,9 +245,10 @@ class Producer(Closing):
         self._name_servers.know(topic, route)
 
     def avoid(self, broker_name: str) -> None:
-        """Avoid a broker for 10 s, as after a failed send: it did not answer another request.
+        """Avoid a broker for 10 s, as after a failed send.
 
-        Without ``send_latency_fault_enable`` this does nothing.
+        Callers use this when the broker did not answer a request that the producer does not see. Without
+        ``send_latency_fault_enable`` this does nothing.
         """
         if self._faults is not None:
             self._faults.note(broker_name, 0.0, SendOutcome.UNHEARD)
@@ -295,10 +296,10 @@ class Producer(Closing):
     ) -> None:
         """Send one message without waiting for its answer; ``on_result`` is called exactly once.
 
-        An attempt without an answer is repeated, on another broker if there is one; with ``queue`` or
-        ``sharding_key`` on the same queue. The message may then be stored twice, both times with the same
-        UNIQ_KEY. A message that a broker refuses is not sent again. Two messages sent to one queue in this
-        way may be stored in either order.
+        An attempt without an answer is repeated: with ``queue`` or ``sharding_key`` on the same queue,
+        otherwise on another broker if there is one. A repeated message may be stored twice, both times with
+        the same UNIQ_KEY. A message that a broker refuses is not sent again. Two messages sent to one queue
+        by this method may be stored in either order.
 
         Raises:
             RocketMQError: If the message is too large, or has no queue or master to go to; then ``on_result``
@@ -368,8 +369,8 @@ class Producer(Closing):
         """Send one batch to each of several queues at the same time; return the outcome of each.
 
         A batch of one message is sent as a plain message. The call waits for all outcomes, so a queue
-        stores the batches of successive calls in order. A batch whose outcome is an error may be stored
-        later.
+        stores the batches of successive calls in order. A batch whose outcome is an error may nevertheless be
+        stored, even after this call.
         """
         outcomes: SimpleQueue[tuple[MessageQueue, SendResult | RocketMQError]] = SimpleQueue()
 
@@ -389,14 +390,14 @@ class Producer(Closing):
         self._begin(batch.queue, on_result, self._brokers.send_encoded, batch, self._send_settings)
 
     def send_as_stored(self, message: Message, queue: MessageQueue, sys_flag: int, on_result: OnSend) -> None:
-        """Send a message with its body as stored, in one attempt, without waiting for the answer.
+        """Send a message whose body is already as a broker stores it, in one attempt, without waiting.
 
         ``on_result`` is called exactly once, with the result or any RocketMQError; none is raised here.
 
         Args:
             message: The message, with a UNIQ_KEY if it needs one: none is added.
             queue: The queue to send to.
-            sys_flag: Bits of ``MessageSysFlag``: how the body is compressed.
+            sys_flag: Bits of ``MessageSysFlag`` for the compression of the body; 0 if it is not compressed.
             on_result: Called with the outcome.
         """
         settings = replace(self._send_settings, sys_flag=sys_flag)
@@ -409,7 +410,8 @@ class Producer(Closing):
         different queues are sent at the same time.
 
         Raises:
-            RocketMQError: The first failure; earlier chunks are stored, and messages of this chunk may be.
+            RocketMQError: The first failure. All messages of earlier chunks are stored, and some of the
+                failed chunk may be.
         """
         messages = iter(keyed_messages)
         sent = 0

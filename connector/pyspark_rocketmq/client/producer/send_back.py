@@ -84,7 +84,7 @@ class SendBackSettings:
 class SendBack:
     """Sends a consumer group's messages back. Shared by any number of threads.
 
-    It is pickled to the executors, and connects for the first message.
+    The object is pickled to the executors; it opens no connection before its first message.
 
     Source: RocketMQ 5.3.3 ``DefaultMQPushConsumerImpl.sendMessageBack``.
     """
