@@ -10,8 +10,8 @@ channel, with the reason.
 Rule 1: ``_lock`` guards only the table, the reason for the end, and the record of sends and arrivals
 (``silence``). Rule 2: ``_send_lock`` is held only to send or to close the transport. With a stuck peer,
 sending ends by the transport's own time-out or the sender's deadline; a thread that waits for the lock gives
-up at its own deadline. Rule 3: a thread that holds one of these locks does not take the second one, wait, or call
-back.
+up at its own deadline. Rule 3: a thread that holds one of these locks does not take the second one, wait, or
+call back.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ class RequestDispatcher:
         self._slow = _RequestQueue(self._serve, f"{name} listener")
 
     def dispatch(self, request: RemotingCommand) -> None:
-        """Queue ``request`` for the handler. If the queue is full, answer SYSTEM_BUSY, or drop a oneway one."""
+        """Queue ``request`` for the handler; if the queue is full, answer SYSTEM_BUSY (oneway: drop it)."""
         queue = self._slow if request.code == RequestCode.CONSUME_MESSAGE_DIRECTLY else self._quick
         if not queue.put(request) and not request.is_oneway:
             self._answer(request.response(ResponseCode.SYSTEM_BUSY, remark=_BUSY))

@@ -156,7 +156,7 @@ class BrokerOffsets(Protocol):
         ...
 
     def write(self, next_offsets: Mapping[MessageQueue, int], addresses: Addresses) -> None:
-        """Store offsets, even lower ones.
+        """Store the group's next offsets, even if a broker has higher ones.
 
         A broker that does not know the group stores nothing, which is no error.
 
@@ -182,8 +182,8 @@ class RemoteBrokerOffsets:
             consumer_group: The group's name, without a namespace.
             brokers: Sends the requests.
             zeros: Queues for which a broker before 5.0 is known to store 0. Such a broker also answers 0 if
-                it stores nothing. So for a queue that is not in this set, :meth:`read` asks it for its list
-                of all offsets, and adds the queue if that list has a 0.
+                it stores nothing. So for a queue that is not in this set, :meth:`read` asks the broker for
+                its list of all offsets, and adds the queue if the list has a 0 for it.
         """
         self._group = consumer_group
         self._brokers = brokers
@@ -228,7 +228,7 @@ class RemoteBrokerOffsets:
     def _listed(self, queues: Iterable[MessageQueue], addresses: Addresses) -> dict[MessageQueue, int]:
         """Return the offsets of ``queues`` that brokers before 5.0 store, from their lists of all offsets.
 
-        They are 0 if their broker refuses to list offsets; a warning says so.
+        If a broker refuses to list its offsets, its queues get 0, and a warning is logged.
         """
         some_of = by_broker(queues)
 
@@ -246,7 +246,7 @@ class RemoteBrokerOffsets:
         return {queue: offset for listed in found.values() for queue, offset in listed.items()}
 
     def write(self, next_offsets: Mapping[MessageQueue, int], addresses: Addresses) -> None:
-        """Store offsets at the brokers, even lower ones.
+        """Store the group's next offsets at the brokers, even if a broker has higher ones.
 
         A broker that does not know the group stores nothing, which is no error.
 
@@ -341,7 +341,9 @@ class RemoteGroup:
         return offset_key(self._options)
 
     def read(self, queues: Collection[MessageQueue] | None = None) -> Answers:
-        """Return the brokers' answers for ``queues``; by default for all queues whose broker has a master.
+        """Return the group's offset of each queue, None if its broker stores none, or the broker's error.
+
+        By default these are all queues whose broker has a master.
 
         Raises:
             BrokerOffsetUnavailable: If the name servers did not answer.
@@ -359,9 +361,10 @@ class RemoteGroup:
         return {queue: failed.get(queue, found.get(queue)) for queue in queues}
 
     def write(self, next_offsets: Mapping[MessageQueue, int]) -> Mapping[MessageQueue, RocketMQError]:
-        """Store offsets at the brokers, even lower ones; a broker that lacks the group stores nothing.
+        """Store the group's next offsets at the brokers, even if a broker has higher ones.
 
-        Return the queues of brokers that failed, and why; some of their offsets may be stored.
+        Return the error of each queue whose broker failed; such a broker may have stored some of the offsets.
+        A broker that does not know the group stores nothing, which is no error.
 
         Raises:
             BrokerOffsetUnavailable: If the name servers did not answer.

@@ -115,7 +115,7 @@ def join_group(
         clock: The system's clock, except in tests.
         timing: Intervals of heartbeats, rebalances and locks; RocketMQ's by default. Other values must fit
             the brokers' time-outs.
-        driver: The driver connection of a ``PushConsumer``; None for another query.
+        driver: This process's connection to the driver if the query is a ``PushConsumer``'s; otherwise None.
         open_listener: Opens the listener for a message that an administrator sends to this member; None if
             the listener runs on executors only.
 

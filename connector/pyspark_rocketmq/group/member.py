@@ -84,14 +84,14 @@ class QueueOwnership(Protocol):
         ...
 
     def planned(self, grants: Mapping[MessageQueue, int]) -> frozenset[MessageQueue]:
-        """Note the queues of the plan that was made; return those that may be run.
+        """Note the queues of the plan that was made; return those whose messages may be consumed.
 
         These are the queues that this member still holds under the same grants as in ``grants``.
         """
         ...
 
     def holds(self, queue: MessageQueue) -> bool:
-        """Return whether the queue is in the current plan and may still be run."""
+        """Return whether the queue is in the current plan and its messages may still be consumed."""
         ...
 
     def claimed_by_other(self, queue: MessageQueue) -> None:
@@ -99,21 +99,21 @@ class QueueOwnership(Protocol):
         ...
 
     def take_resets(self) -> Mapping[MessageQueue, int]:
-        """Return and remove the targets of operators' resets that pulls of this query have met, by queue.
+        """Return, by queue, the offsets to which operators have reset queues, and forget these resets.
 
-        Only the caller follows them: the brokers have forgotten them.
+        Pulls of this query have met the resets. The caller must apply them: a broker reports each one once.
         """
         ...
 
     def reclaim(self, queue: MessageQueue) -> None:
         """Give a held queue a new grant, because it has been in no plan for too long.
 
-        It must then be claimed in the offset store again. See row B6 of ``docs/semantics.md``.
+        The queue must then be claimed in the offset store again. See row B6 of ``docs/semantics.md``.
         """
         ...
 
     def await_settled(self, timeout_s: float) -> bool:
-        """Wait until every queue allocated to this consumer may be planned; return whether they all may."""
+        """Wait until all queues allocated to this consumer may be planned; False after ``timeout_s``."""
         ...
 
     def await_held(self, timeout_s: float) -> bool:
@@ -130,7 +130,11 @@ class SubscriptionConsistency:
         self._warned: frozenset[str] = frozenset()
 
     def look(self, listed: Sequence[str], reported: ConsumerConnection) -> None:
-        """Warn about each difference that the previous report did not have."""
+        """Warn about each difference that the previous report did not have.
+
+        A report consists of the client ids that the broker lists for the group (``listed``), and of its
+        members' subscriptions (``reported``).
+        """
         problems = frozenset(differences(self._own, self._client_id, listed, reported))
         for problem in sorted(problems - self._warned):
             logger.warning("group members differ group=%s: %s", self._own.group_name, problem)
@@ -140,7 +144,10 @@ class SubscriptionConsistency:
 def differences(
     own: ConsumerData, client_id: str, listed: Sequence[str], reported: ConsumerConnection
 ) -> list[str]:
-    """Return a sentence for each difference between this member, ``own``, and what a broker reports."""
+    """Return a sentence for each difference between this member (``own``) and a broker's report of the group.
+
+    ``listed`` has the client ids of all members, ``reported`` their subscriptions.
+    """
     problems = []
     if (count := list(listed).count(client_id)) > 1:
         problems.append(
@@ -197,7 +204,7 @@ class PlanWatcher(Protocol):
         ...
 
     def must_leave(self, plan: int, queues: Collection[MessageQueue]) -> None:
-        """Report all queues of the plan that its tasks must give up now; called again after each change."""
+        """Report all queues of the plan that its tasks must give up now; called again when these change."""
         ...
 
     def replan(self, plan: int, reason: str) -> None:
@@ -205,7 +212,7 @@ class PlanWatcher(Protocol):
         ...
 
     def leaves(self, plan: int) -> None:
-        """Report that the planner process is about to end; it waits until the plan's deliveries are over."""
+        """Report that the planner process will end as soon as the plan's deliveries are over."""
         ...
 
     def calls_end_s(self) -> float:
@@ -216,7 +223,7 @@ class PlanWatcher(Protocol):
 class RunningMember:
     """A member of a consumer group. Its thread keeps it in the group, takes queues and gives them back.
 
-    Implements :class:`QueueOwnership`. Start it, and always stop it.
+    Implements :class:`QueueOwnership`. After :meth:`start`, always call :meth:`stop` in the end.
     """
 
     def __init__(
@@ -255,8 +262,8 @@ class RunningMember:
         self._silent: set[BrokerAddress] = set()
         """Brokers at which the last heartbeat failed."""
         self._unanswered_at_s: dict[BrokerAddress, float] = {}
-        """Monotonic second at which a broker's last request for the members failed, by broker; a broker that
-        has answered such a request since is left out."""
+        """Monotonic second at which the last request for the members failed, by broker. A broker that has
+        answered such a request since is left out."""
         self._beats_again_at_s = -inf
         """Monotonic second before which no heartbeat follows a broken connection."""
         self._differences = SubscriptionConsistency(heartbeat.consumers[0], self._client_id)
@@ -329,7 +336,7 @@ class RunningMember:
         return self._notify(begin)
 
     def planned(self, grants: Mapping[MessageQueue, int]) -> frozenset[MessageQueue]:
-        """Note the queues of the plan that was made; return those that may be run.
+        """Note the queues of the plan that was made; return those whose messages may be consumed.
 
         These are the queues that this member still holds under the same grants as in ``grants``. If there
         are any, the watcher gets a report of the plan.
@@ -352,7 +359,7 @@ class RunningMember:
         self._notify(lambda machine, now_s: machine.free(plan, queues, now_s))
 
     def holds(self, queue: MessageQueue) -> bool:
-        """Return whether the queue is in the current plan and may still be run."""
+        """Return whether the queue is in the current plan and its messages may still be consumed."""
         return self._query(lambda machine, now_s: machine.is_planned(queue, now_s))
 
     def claimed_by_other(self, queue: MessageQueue) -> None:
@@ -360,13 +367,13 @@ class RunningMember:
         self._notify(lambda machine, now_s: machine.claimed_by_other(queue, now_s))
 
     def reset_found(self, queue: MessageQueue, target: int) -> None:
-        """Note an operator's reset for :meth:`take_resets`, and report that the plan is outdated."""
+        """Note an operator's reset for :meth:`take_resets`; the watcher learns that the plan is outdated."""
         with self._guard:
             self._resets[queue] = target
         self._wake.set()
 
     def take_resets(self) -> Mapping[MessageQueue, int]:
-        """Return and remove the targets of the resets that were noted, by queue."""
+        """Return, by queue, the target offsets that :meth:`reset_found` has noted, and forget them."""
         with self._guard:
             resets, self._resets = self._resets, {}
         return resets
@@ -376,7 +383,7 @@ class RunningMember:
         self._notify(lambda machine, _: machine.reclaim(queue))
 
     def await_settled(self, timeout_s: float) -> bool:
-        """Wait until every queue allocated to this member may be planned; return whether they all may."""
+        """Wait until all queues allocated to this member may be planned; return False after ``timeout_s``."""
         return self._await(lambda machine, _: machine.is_settled, timeout_s)
 
     def await_held(self, timeout_s: float) -> bool:
@@ -399,7 +406,7 @@ class RunningMember:
     def held(self) -> Mapping[MessageQueue, float]:
         """Return the held queues, with the monotonic second at which each one's current lock was requested.
 
-        Queues that are given up after the batch under way count as held.
+        Queues that this member will give up after the batch under way count as held.
         """
         locked_at_s, ahead_s = self._query(
             lambda machine, now_s: (machine.locked_at_s(), now_s - self._clock.monotonic_s())

@@ -7,8 +7,8 @@ Rule 1: only the newest offset of a queue counts; it replaces one that could not
 Rule 2: an offset is sent again, or late, only if the queue's stored epoch is still the one under which the
 offset was committed. Otherwise another member or an operator has moved the queue since, and the old offset
 would hide that.
-Rule 3: after a while without new offsets, the store records which ones have arrived. If the broker has a
-different offset at the next claim, somebody else stored it (``consume.positions``).
+Rule 3: after a while without new offsets, the store records which offsets have arrived at the brokers. If a
+broker has a different offset at the queue's next claim, somebody else stored it (``consume.positions``).
 Rule 4: offsets are sent at most once a second, unless a queue changes hands or somebody waits for them.
 Rule 5: a thread runs only while there is work, so nothing needs to be closed. Offsets that could not be sent
 within a minute after the query's end are given up: the cluster may be gone for good.
@@ -147,7 +147,7 @@ class OffsetMirror:
             )
 
     def arrived(self, queue: MessageQueue) -> int | None:
-        """Return the last offset from this mirror that the queue's broker has stored; None without one."""
+        """Return the last offset from this mirror that the queue's broker has stored; None if none."""
         with self._guard:
             return self._arrived.get(queue)
 

@@ -55,8 +55,8 @@ logger = logging.getLogger(__name__)
 ConsumeOne = Callable[[MessageExt], ConsumeMessageDirectlyResult]
 """Calls the listener with one message; returns its answer or its error."""
 WasReset = Callable[[Collection[MessageQueue]], None]
-"""Called after an administrator's reset. It gets the reset queues if the store has no epochs, which would
-refuse the running batch's commits; otherwise it gets none."""
+"""Called after an administrator's reset. It gets the reset queues if the offset store has no epochs, and so
+cannot refuse the running batch's commits. With any other store it gets an empty collection."""
 
 
 class ClientRemotingProcessor:
@@ -186,11 +186,11 @@ class ClientRemotingProcessor:
     def reset_offsets(
         self, consumer_group: str, topic: str, next_offsets: Mapping[MessageQueue, int]
     ) -> None:
-        """Store the new positions: the next plan starts there, and the running batch cannot commit.
+        """Store an administrator's reset: the next plan starts there, and the running batch cannot commit.
 
         Negative offsets, queues that this member does not hold, other groups and other topics are ignored.
         See row F5 of ``docs/semantics.md``. If the brokers are the store, a commit that is under way may
-        replace the positions; so the next plan stores them again.
+        replace the new offsets; so the next plan stores them again.
         """
         if consumer_group != self._options.consumer_group or topic not in self._options.all_subscribed():
             return
