@@ -1,4 +1,4 @@
-"""Converts rows to messages as they are stored: bytes and destination.
+"""Converts a DataFrame's rows to messages: body and encoded properties, and where to send them.
 
 A row that cannot be a message is found before it is sent; errors identify the row by its keys.
 """
@@ -165,8 +165,8 @@ class SinkRow(NamedTuple):
 class RowKeys:
     """The UNIQ_KEYs of a task's rows: the same for the same write, batch, partition and row.
 
-    32 hexadecimal digits, as in Java: 20 of a hash, then 12 of the row's number. In Java, the first eight of
-    these 12 are the time since the beginning of the month. Here they are almost zero, so ``mqadmin
+    A key has 32 hexadecimal digits, as in Java: 20 of a hash, then 12 of the row's number. In Java, the first
+    eight of these 12 are the time since the beginning of the month. Here they are almost zero, so ``mqadmin
     queryMsgByUniqueKey`` searches from the beginning of the month.
     """
 
@@ -189,7 +189,7 @@ class RowReader:
     row_keys: RowKeys
 
     def rows(self, batch: pa.RecordBatch, first: int) -> Iterator[SinkRow]:
-        """Yield the rows of ``batch``, the first of which is the task's row ``first``.
+        """Yield the rows of ``batch`` as messages; ``first`` is the number in the task of its first row.
 
         Raises:
             RowNotSent: At the first row that cannot be a message.

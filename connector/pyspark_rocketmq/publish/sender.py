@@ -139,7 +139,7 @@ class Sender:
         self._unplaced: dict[str, deque[_Sending]] = {}
         """Batches that wait for any idle queue, in order, by topic."""
         self._look_again_s: dict[str, float] = {}
-        """Monotonic second before which a topic's queues are not looked up again after a passing error."""
+        """Monotonic second before which a topic's queues are not looked up again, by topic."""
         self.messages = 0
         """Number of acknowledged messages."""
 
@@ -300,7 +300,7 @@ class Sender:
             head.refused_by = frozenset()
 
     def _goes_elsewhere(self, head: _Sending, queue: MessageQueue, error: RocketMQError) -> bool:
-        """Return whether a refused batch now goes to another broker's queue, or its own queue is gone."""
+        """Return whether a refused batch goes to another broker's queue, or its topic has lost this queue."""
         if error.retryable:
             return False
         if isinstance(error, BrokerError) and error.code in RETRIED_BY_PRODUCERS:
@@ -352,8 +352,8 @@ class Sender:
     def _is_tried_again(self, head: _Sending, error: RocketMQError) -> bool:
         """Return whether the same queue may accept the batch later.
 
-        An unspecific code that Java's producer retries counts as temporary, but if no message of the task has
-        been acknowledged yet, only for a few tries.
+        An unspecific code that Java's producer retries counts as temporary. Before the task's first
+        acknowledged message, it counts so only for a batch's first tries.
         """
         if error.retryable:
             return True

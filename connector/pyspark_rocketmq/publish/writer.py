@@ -242,8 +242,8 @@ class RocketMQStreamWriter(_Writer, DataSourceStreamArrowWriter):
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
         """Warn if samples show that two tasks sent rows of one key, unless ``checkShardingKeys=false``.
 
-        The batch is stored. An error here would make every restart of the query send it again, and fail
-        again.
+        The batch is stored. An error here would make every restart of the query send the batch again, and
+        fail again.
         """
         wrong = self._out_of_order(messages)
         if wrong is not None:
