@@ -12,9 +12,9 @@ from typing import Final
 CLIENT_VERSION = 409
 """Version that this client reports to servers: the ordinal of V4_9_8 in ``MQVersion``.
 
-It is high enough that name servers send routes as standard JSON (401) and that brokers pass administrators'
-requests on to this client (62). It is low enough (at most 475) that a server that shuts down never answers
-GO_AWAY.
+It is high enough that name servers send routes as standard JSON (from 401 on) and that brokers pass
+administrators' requests on to this client (from 62 on). It is low enough (at most 475) that a server that
+shuts down never answers GO_AWAY.
 """
 
 

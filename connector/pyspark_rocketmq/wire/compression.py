@@ -27,8 +27,8 @@ MAX_EXPANDED_BYTES: Final = 128 * 1024 * 1024
 """Number of decompressed bytes that the messages of an answer may have, however short the answer is. By
 default an answer has at most 32 messages of at most 4 MiB."""
 MAX_EXPANSION: Final = 64
-"""Number of decompressed bytes allowed for each byte of an answer, where that is more than
-``MAX_EXPANDED_BYTES``. Text expands to 30 times its compressed size at most."""
+"""Number of decompressed bytes allowed for each byte of an answer, if these are more than
+``MAX_EXPANDED_BYTES`` together. Text expands to 30 times its compressed size at most."""
 MAX_BODY_BYTES: Final = MAX_EXPANDED_BYTES
 """Maximum number of bytes of one decompressed body; Java has no bound, but its producers send at most 4 MiB
 by default."""

@@ -344,11 +344,11 @@ class JsonObject:
         return value
 
     def texts(self, name: str) -> list[str]:
-        """Read an array of strings; empty if absent, without nulls."""
+        """Read an array of strings, without its nulls; empty if absent."""
         return self._read_items(name, as_text)
 
     def integers(self, name: str) -> list[int]:
-        """Read an array of integers; empty if absent, without nulls."""
+        """Read an array of integers, without its nulls; empty if absent."""
         return self._read_items(name, _as_integer)
 
     def objects(self, name: str) -> Iterator[JsonObject]:
@@ -366,12 +366,12 @@ class JsonObject:
         return list(as_object(value, f"{self.where}.{name}").members.items())
 
     def text_pairs(self, name: str) -> list[tuple[str, Any]]:
-        """Read the pairs of a map whose keys are strings; empty if absent, without null values."""
+        """Read the pairs of a map whose keys are strings, except those with a null value; empty if absent."""
         where = f"{self.where}.{name}"
         return [(_required(key, as_text, where), item) for key, item in self.pairs(name) if item is not None]
 
     def text_map(self, name: str) -> dict[str, str]:
-        """Read a map of strings to strings; empty if absent, without null values."""
+        """Read a map of strings to strings, except pairs with a null value; empty if absent."""
         where = f"{self.where}.{name}"
         return {key: _required(item, as_text, where) for key, item in self.text_pairs(name)}
 

@@ -61,7 +61,7 @@ class FrameDecoder:
 
     @property
     def pending(self) -> int:
-        """Number of bytes held of an unfinished frame."""
+        """Number of bytes of an unfinished frame that this decoder holds."""
         return len(self._head) + (self._body.tell() if self._body is not None else 0)
 
     def feed(self, data: bytes | memoryview) -> list[RemotingCommand]:

@@ -218,8 +218,9 @@ def _check_whole(parsed: int, total: int) -> None:
 def decode_messages(data: bytes | memoryview, broker_name: str) -> list[MessageExt]:
     """Decode the body of a pull response into the messages that a listener sees, in stored order.
 
-    Bodies are decompressed, inner batches are expanded (each member takes one queue offset), and the
-    compressed bit of sysFlag is cleared; ``msg_id`` is the UNIQ_KEY or else the offset message id.
+    Bodies are decompressed, and the compressed bit of sysFlag is cleared. An inner batch (several messages
+    stored as one) becomes its members, each with its own queue offset. ``msg_id`` is the UNIQ_KEY or else the
+    offset message id.
 
     Raises:
         RemoteProtocolError: For the same reasons as :func:`decode_stored_messages`, and if a body cannot be
@@ -232,9 +233,10 @@ def decode_messages(data: bytes | memoryview, broker_name: str) -> list[MessageE
 
 
 def _usual_messages(data: bytes, broker_name: str) -> list[MessageExt] | None:
-    """Return the messages in a third of the time of :func:`iter_messages`; None unless all of them are usual.
+    """Return the messages if all of them are usual, in a third of the time of :func:`iter_messages`.
 
-    A usual message is whole and uncompressed, is no inner batch, and has IPv4 hosts.
+    A usual message is whole and uncompressed, is no inner batch, and has IPv4 hosts. If another message is
+    among them, return None.
     """
     messages: list[MessageExt] = []
     begin, end = 0, len(data)
@@ -341,7 +343,7 @@ def expanded_body(stored: StoredMessage, budget: ExpansionBudget) -> bytes | lis
 
 
 def shown_as_stored(stored: StoredMessage, broker_name: str) -> MessageExt:
-    """Return the message for a consumer, but with its body still compressed and its sysFlag as stored."""
+    """Return the message as a consumer gets it, except that body and sysFlag are as stored."""
     shown = _message_ext(stored, broker_name, stored.body, stored.properties)
     return shown._replace(sys_flag=stored.sys_flag)
 

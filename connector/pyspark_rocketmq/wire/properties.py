@@ -77,7 +77,7 @@ def decode_properties(data: bytes) -> dict[str, str]:
     U+0001 again, and the last U+0002 may be missing. Java's parser accepts every string.
 
     Raises:
-        RemoteProtocolError: If ``data`` is more than sixteen times as long as properties can be stored.
+        RemoteProtocolError: If ``data`` has more than 512 KiB, sixteen times what can be stored.
 
     Source: RocketMQ 5.3.3 ``MessageDecoder.string2messageProperties``.
     """

@@ -66,9 +66,10 @@ class SubscriptionData:
 def build_subscription(
     topic: str, expression: str | None, *, sub_version: int, expression_type: str | None = TAG
 ) -> SubscriptionData:
-    """Parse ``TagA || TagB``; only ``*``, the empty string and None mean everything.
+    """Return the subscription to ``topic`` by an expression, for example ``TagA || TagB``.
 
-    An expression type other than ``TAG`` (or None) is left to the broker to parse.
+    ``*``, the empty string and None match every message. A tag expression (``expression_type`` TAG or None)
+    is parsed here; the broker parses any other one.
 
     Raises:
         OptionError: If a tag expression has nothing but ``||``, or another expression is empty.

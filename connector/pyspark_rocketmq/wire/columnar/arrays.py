@@ -194,7 +194,7 @@ class ByteMatrix(NamedTuple):
         return bool((self.lowest[begin:end] == self.highest[begin:end]).all())
 
     def texts(self, ranges: Sequence[tuple[int, int]]) -> pa.StringArray:
-        """Return the strings in these columns, all ranges of a row before the next row; only for ASCII."""
+        """Return the strings in these ranges of columns, row by row. All their bytes must be ASCII."""
         ends = tuple(accumulate(end - begin for begin, end in ranges))
         rows = len(self.rows)
         packed = pooled_bytes(rows * ends[-1]).reshape(rows, ends[-1])

@@ -4,8 +4,9 @@ Regular input is decoded by numpy views on the pulled bytes, without a Python ob
 messages and their parts (:mod:`~pyspark_rocketmq.wire.columnar.rows`), replace inner batches by their members
 and create the columns (:mod:`~pyspark_rocketmq.wire.columnar.columns`). Input that the vectorised decoder
 does not expect (malformed UTF-8, odd properties) is isolated by halving and decoded by the scalar codec of
-:mod:`~pyspark_rocketmq.wire.messages`. The scalar codec also decodes malformed bytes, as a whole. So the two
-decoders never differ, and errors are worded in one place.
+:mod:`~pyspark_rocketmq.wire.messages`, which reads one message after another. Bytes without the layout of
+messages go to the scalar codec as a whole, which raises the error. So the two decoders never differ, and
+errors are worded in one place.
 
 Each call has a fixed cost: decode the bodies of many pulls in one call.
 
@@ -73,8 +74,9 @@ class Undecodable(NamedTuple):
     def queue_offsets(self, at_least: int, end: int, *, is_filtered: bool) -> range:
         """Return the message's queue offsets: one, or several for an inner batch.
 
-        If the message's layout is broken, its offset is ``at_least``. Only with a filter may messages before
-        it be missing: then it is the offset in its bytes, if that is in ``[at_least, end)``.
+        If the message's layout is broken, it counts as the next one: its offset is ``at_least``. But with a
+        filter, messages before it may have been left out. Then the offset in its bytes counts, if that is in
+        ``[at_least, end)``.
 
         Args:
             at_least: The offset after the last message that was read.
@@ -306,7 +308,7 @@ class _Decoder:
     def decode_as_one(self, groups: Sequence[Sequence[PulledBody]]) -> list[pa.RecordBatch] | None:
         """Return slices of one unfiltered batch, one per group; None if a group is irregular or empty.
 
-        It is also None if a body cannot be decompressed, if a column would take 2 GiB or, with several
+        Also return None if a body cannot be decompressed, if a column would take 2 GiB or, with several
         groups, if there is an inner batch.
         """
         if not all(groups):

@@ -50,7 +50,9 @@ class PropertyColumns:
     """The properties of rows, equal to ``decode_properties`` of each row except for the order in maps."""
 
     def __init__(self, data: bytes | bytearray, starts: IntArray, lengths: IntArray) -> None:
-        """Parse ``data[start : start + length]`` of each row; each start must be above 0.
+        """Parse ``data[start : start + length]`` of each row.
+
+        Each start must be above 0, because the byte before it is copied, too.
 
         Raises:
             IrregularLayout: If the messages must be decoded one by one.

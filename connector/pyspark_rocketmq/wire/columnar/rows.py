@@ -158,7 +158,7 @@ def _follow_slices(slices: BufferSlices, min_bytes: int) -> Starts:
 
 
 def follow(data: bytes | bytearray, start: int, end: int, min_bytes: int) -> IntArray:
-    """Return where each message from ``start`` on begins: where the one before ends, by its total size.
+    """Return where each message from ``start`` on begins, by following the messages' total sizes.
 
     Raises:
         IrregularLayout: If the sizes do not lead exactly from ``start`` to ``end``.
@@ -212,7 +212,7 @@ def _in_lockstep(slices: BufferSlices, min_bytes: int, chains: int) -> Starts | 
 def _entries(data: bytes | bytearray, begin: int, end: int, stride: int) -> Iterator[int]:
     """Yield ``begin``, then for each ``stride`` bytes the first place where a message may begin.
 
-    It may begin there because the first message's magic number follows.
+    A message may begin where the first message's magic number has its place.
     """
     yield begin
     magic = bytes(data[begin + _MAGIC_AT : begin + 2 * _MAGIC_AT])
@@ -261,7 +261,7 @@ class Rows:
 
 
 def locate(slices: BufferSlices) -> Rows:
-    """Return where each message in the slices, its body, topic and properties are, as one row per message.
+    """Find each message in the slices, its body, topic and properties; return one row per message.
 
     Raises:
         IrregularLayout: If anything is malformed, cut or left over, or there is no message.
@@ -277,7 +277,11 @@ def locate(slices: BufferSlices) -> Rows:
 
 
 def _locate_from(slices: BufferSlices, guess: Starts) -> Rows:
-    """Locate the parts of messages that may begin at the guessed starts, which ascend within a slice."""
+    """Locate the parts of messages that may begin at the guessed starts, which ascend within a slice.
+
+    Raises:
+        IrregularLayout: If the guess is wrong or a message is malformed.
+    """
     data, starts = slices.data, guess.at
     require_all(starts <= len(data) - MIN_STORED_BYTES)
     fixed = every_position(data, as_void(FIXED))[starts].view(FIXED)

@@ -43,6 +43,9 @@ def offsets_of(body: bytes, topic: str, group: str) -> dict[int, int]:
 
     ``body`` is the answer to 43 GET_ALL_CONSUMER_OFFSET. Only the part that is wanted is read, since a broker
     keeps the offsets of groups that are gone, and all of them may be too many to parse.
+
+    Raises:
+        RemoteProtocolError: If the body ends within the wanted part.
     """
     before, found, rest = body.partition(f'"{topic}@{group}":{{'.encode())
     offsets, ended, _ = rest.partition(b"}")
@@ -128,7 +131,7 @@ def decode_topic_attributes(body: bytes) -> dict[str, str]:
 def decode_topic_list(body: bytes) -> tuple[str, ...]:
     """Read the topics' names from the answer to 206 GET_ALL_TOPIC_LIST_FROM_NAMESERVER.
 
-    They are in any order, and include system topics.
+    The names are in any order, and include those of system topics.
     """
     return tuple(read_object(body, "TopicList").texts("topicList"))
 

@@ -143,7 +143,10 @@ def offsets_from_json(owner: JsonObject, name: str) -> dict[MessageQueue, int]:
 
 
 def queue_from_json(value: Any, where: str) -> MessageQueue:
-    """Read a message queue from an object or, as a standard JSON key, from its text; called very often."""
+    """Read a message queue from an object, or from an object's text: standard JSON has only texts as keys.
+
+    This is called very often.
+    """
     try:
         members = loads(value.encode(errors="surrogatepass")) if type(value) is str else value
         queue = MessageQueue(members["topic"], members["brokerName"], members["queueId"])

@@ -78,7 +78,7 @@ def from_ext_fields(header_class: type[HeaderT], ext_fields: Mapping[str, str]) 
 
 @cache
 def _entries(header_class: type[Header]) -> tuple[tuple[str, str, _Codec, bool], ...]:
-    """For each field, return its attribute name, its Java name, its codec, and whether it is required."""
+    """Return each field's attribute name, Java name and codec, and whether the field is required."""
     return tuple(
         (spec.name, spec.metadata["java_name"], spec.metadata["codec"], spec.default is MISSING)
         for spec in fields(header_class)

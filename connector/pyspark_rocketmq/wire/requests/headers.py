@@ -47,7 +47,7 @@ class PullMessageRequestHeader(TopicRequestFields):
     commit_offset: int = long_field("commitOffset")
     """Next offset to consume, stored for the group if ``COMMIT_OFFSET`` is set."""
     suspend_timeout_millis: int = long_field("suspendTimeoutMillis")
-    """How long the broker may hold the request if ``SUSPEND`` is set (checked every 5 s)."""
+    """How long the broker may hold the request if ``SUSPEND`` is set; it ends holds only every 5 s."""
     subscription: str | None = text_field("subscription", None)
     """Tags joined by ``||``, or an SQL92 expression; used only if ``sys_flag`` has ``SUBSCRIPTION``."""
     sub_version: int = long_field("subVersion")
@@ -73,7 +73,7 @@ class PullMessageResponseHeader:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SendMessageRequestHeaderV2(RpcFields):
-    """310 SEND_MESSAGE_V2 and 320 SEND_BATCH_MESSAGE: the fields of code 10 under one-letter names."""
+    """310 SEND_MESSAGE_V2 and 320 SEND_BATCH_MESSAGE: the fields of 10 SEND_MESSAGE by one-letter names."""
 
     producer_group: str = text_field("a")
     topic: str = text_field("b")

@@ -113,7 +113,7 @@ class PullRequest:
 
     @property
     def longest_hold_s(self) -> float:
-        """Seconds for which the broker may keep the request: its hold time and its delay in ending holds."""
+        """Seconds for which the broker may keep the request: hold time and ``HOLD_SCAN_S``, or 0."""
         if not self.sys_flag & PullSysFlag.SUSPEND:
             return 0.0
         return self.suspend_timeout_millis / 1000 + HOLD_SCAN_S
@@ -227,9 +227,10 @@ class PullResponseDecoder:
     def decode(
         self, view: memoryview, start: int, stop: int
     ) -> tuple[list[tuple[int, PullResult | RemotingCommand]], int]:
-        """Decode the whole frames from ``start`` on; return each with its opaque, and where the rest begins.
+        """Decode the complete frames in ``view[start:stop]``.
 
-        An answer with messages whose header matches the pattern becomes a ``PullResult``; its body is a view
+        Return two values: each frame's answer with its opaque, and where the incomplete rest begins. An
+        answer with messages whose header matches the pattern becomes a ``PullResult``; its body is a view
         into ``view``. Every other answer becomes a command, with a copy of its body.
 
         Raises:

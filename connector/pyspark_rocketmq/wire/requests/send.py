@@ -145,7 +145,7 @@ def settings_of(message: Message, settings: SendSettings) -> SendSettings:
 def send_command(
     message: Message, queue: MessageQueue, settings: SendSettings, born_timestamp_ms: int
 ) -> RemotingCommand:
-    """Create a SEND_MESSAGE_V2 of one message, which the caller has compressed and given ids.
+    """Create the SEND_MESSAGE_V2 request for one message, which the caller has compressed and given ids.
 
     Raises:
         LocalProtocolError: If the body is empty or too large, or the properties or a number do not fit.
@@ -173,7 +173,7 @@ class Batch:
 
 
 def batch_command(batch: Batch, settings: SendSettings, born_timestamp_ms: int) -> RemotingCommand:
-    """Create a SEND_BATCH_MESSAGE.
+    """Create the SEND_BATCH_MESSAGE request for a batch.
 
     Raises:
         LocalProtocolError: If there is no message. If a message is for another topic, is delayed or
@@ -218,7 +218,7 @@ class EncodedBatch:
 def encoded_batch_command(
     batch: EncodedBatch, settings: SendSettings, born_timestamp_ms: int
 ) -> RemotingCommand:
-    """Create a SEND_BATCH_MESSAGE of an encoded batch.
+    """Create the SEND_BATCH_MESSAGE request for an encoded batch.
 
     Raises:
         LocalProtocolError: If the batch is too large.
@@ -327,8 +327,8 @@ def split_batch(
     """Split messages into batches of at most ``max_bytes`` when encoded, in order.
 
     ``reserve_bytes`` per message is room for the properties that a producer adds. A message that is too large
-    by itself becomes a single batch, which the producer then refuses. So does one with more properties than
-    a message in a batch can have; the producer sends it as a plain message.
+    by itself becomes a batch of one, which the producer then refuses. A message with more properties than a
+    message in a batch can have also becomes a batch of one, which the producer sends as a plain message.
 
     Raises:
         LocalProtocolError: If the properties of a message cannot be written.
