@@ -46,7 +46,8 @@ class KnownRoute(NamedTuple):
 
     route: TopicRoute
     since_s: float
-    """Monotonic second from which the route's age counts; a failed look-up moves it, as does a good one."""
+    """Monotonic second from which the route's age counts. A failed look-up also moves it, to use the route a
+    while longer."""
     seen_s: float
     """Monotonic second at which a name server returned the route; a route seen later has newer addresses."""
     is_expected: bool = False
@@ -63,8 +64,8 @@ class KnownRoute(NamedTuple):
 class NameServerClient:
     """Asks one name server for routes as long as it answers, then the next one; any thread may use it.
 
-    For a topic's first route all name servers are asked: the route has the brokers and masters that any of
-    them lists.
+    A topic's first route has the brokers and masters that any name server lists. So all of them are asked for
+    it, except those that were silent in the last 30 s if another one has answered.
 
     A name server *denies* a topic if it answers that it has no such topic. A name server that does so, or
     answers with another error, may just have restarted, or brokers may no longer register with it. So the
@@ -212,8 +213,8 @@ class NameServerClient:
         """Ask one name server after the other for the route, and return their answers merged into one.
 
         No further name server is asked once the answers have all brokers and masters of the ``known`` route.
-        Without a known route, all name servers are asked: one that has just restarted may lack brokers, and
-        nothing would show that they are missing.
+        Without a known route, all name servers are asked that were not silent lately: one that has just
+        restarted may lack brokers, and nothing would show that they are missing.
         """
         header = GetRouteInfoRequestHeader(topic=with_namespace(self._namespace, topic))
         had = set() if known is None else _listed(known.route)

@@ -113,7 +113,10 @@ class PullRequest:
 
     @property
     def longest_hold_s(self) -> float:
-        """Seconds for which the broker may keep the request: hold time and ``HOLD_SCAN_S``, or 0."""
+        """Seconds for which the broker may keep the request; 0 without ``SUSPEND``.
+
+        They are the hold time and ``HOLD_SCAN_S``, the broker's delay in ending a hold.
+        """
         if not self.sys_flag & PullSysFlag.SUSPEND:
             return 0.0
         return self.suspend_timeout_millis / 1000 + HOLD_SCAN_S
