@@ -6,7 +6,7 @@ import logging
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from queue import Empty, SimpleQueue
@@ -262,17 +262,21 @@ def test_an_old_offset_is_not_sent_again_when_the_queue_has_moved(
     assert brokers.sent.empty()
 
 
+@pytest.mark.parametrize("pause", [FakeClock.advance, FakeClock.step], ids=["process stops", "machine sleeps"])
 def test_a_process_that_slept_before_it_sent_looks_whether_it_was_replaced(
-    brokers: Brokers, store: MemoryOffsetStore
+    brokers: Brokers, store: MemoryOffsetStore, pause: Callable[[FakeClock, float], None]
 ) -> None:
-    """C5, F5: the fenced zombie, paused between the store's commit and the mirror's first word."""
+    """C5, F5: the fenced zombie, paused between the store's commit and the mirror's first word.
+
+    While a machine sleeps, only the wall clock goes on.
+    """
     clock = FakeClock()
     # Whether the name server's answer still counts after such a sleep
     # depends on who looks at the clock first.
     mirror = OffsetMirror(options(brokers), store, GROUP, clock=clock, again_after_s=0.01)
 
     def sleep_and_be_replaced(peer: Peer, request: RemotingCommand) -> None:
-        clock.advance(90)
+        pause(clock, 90)
         store.claim(GROUP, "other", {A0: 0})
         brokers.cluster.name_server.script = answer
         answer(peer, request)

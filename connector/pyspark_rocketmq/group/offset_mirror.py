@@ -24,7 +24,7 @@ from math import inf
 from typing import Final
 
 from pyspark_rocketmq.client.cluster import Cluster, acting_masters
-from pyspark_rocketmq.clock import Clock, Deadline, SystemClock
+from pyspark_rocketmq.clock import Clock, Deadline, SleepWatch, SystemClock
 from pyspark_rocketmq.consume.offset_pace import LONGEST_S
 from pyspark_rocketmq.display import masking_logger
 from pyspark_rocketmq.errors import RocketMQError, TransportError
@@ -90,6 +90,7 @@ class OffsetMirror:
         self._is_hurried = False
         """Whether the store records arrived offsets immediately, without a wait for newer ones."""
         self._clock = clock or SystemClock()
+        self._sleeps = SleepWatch(self._clock)
         cluster = Cluster.of(options, self._clock)
         self._timeout_s = cluster.timeout_s
         self._brokers, self._routes = cluster.brokers(), cluster.routes(options)
@@ -102,7 +103,7 @@ class OffsetMirror:
         self._unnoted: set[MessageQueue] = set()
         """Queues whose arrived offsets the store has not recorded yet."""
         self._shown_at_s: dict[MessageQueue, float] = {}
-        """Monotonic second at which :meth:`show` last got a queue's offset."""
+        """Time (:meth:`_passed_s`) at which :meth:`show` last got a queue's offset."""
         self._until_s = inf
         """Monotonic second at which the offsets that are left are given up."""
         self._news = threading.Event()
@@ -123,7 +124,7 @@ class OffsetMirror:
             return
         with self._guard:
             self._waiting |= news
-            self._shown_at_s |= dict.fromkeys(news, self._clock.monotonic_s())
+            self._shown_at_s |= dict.fromkeys(news, self._passed_s())
             self._until_s = inf
             if self._thread is None:
                 # A daemon, so that the end of the process does not wait for an unreachable broker.
@@ -258,13 +259,21 @@ class OffsetMirror:
         with self._guard:
             self._unnoted -= {queue for queue, offset in arrived.items() if self._arrived[queue] == offset}
 
+    def _passed_s(self) -> float:
+        """Return the monotonic time plus the machine's sleep, in seconds; call it with the guard held.
+
+        While the machine sleeps, another member may get its queues.
+        """
+        return self._clock.monotonic_s() + self._sleeps.slept_s()
+
     def _still_true(self, waiting: Commits, tried: Commits) -> Commits:
         """Return the offsets of ``waiting`` that may be sent, and drop the outdated ones.
 
         An offset that is late, or was ``tried`` before, may be sent only if its queue's stored epoch is still
         that of its commit (rule 2). If the store cannot be read, such an offset waits.
         """
-        in_time_s = self._clock.monotonic_s() - _LATE_S
+        with self._guard:
+            in_time_s = self._passed_s() - _LATE_S
         again = {
             queue: commit
             for queue, commit in waiting.items()
