@@ -2,10 +2,11 @@
 
 A task ends only when its listener calls have ended, and the next batch begins only when all tasks have ended.
 If every queue stopped with its running call, one slow call would keep all queues of the batch waiting. So the
-driver announces the end before it ends the tasks. A call is *in hand* if it was running at the announcement:
+driver announces the end before it ends the tasks. A queue *ends* when the task begins no further call with
+its messages. A call is *in hand* if it was running at the announcement.
 
 Rule 1: a queue ends with its call in hand if that call lasts for 0.1 s or longer.
-Rule 2: all other queues go on.
+Rule 2: all other queues go on: when their call has ended, the next one begins.
 Rule 3: the task reports when all calls in hand have ended. When all tasks have reported, the driver ends
 them. A call that begins meanwhile may delay the end once more.
 
@@ -29,8 +30,8 @@ _LONGEST_PAUSE_S: Final = 0.01
 class AnnouncedEnd:
     """Decides which queues of a task end, and when, after a batch's end was announced. Not thread-safe.
 
-    It is made at the announcement. It is over when the listener calls that were running at that moment have
-    ended.
+    Create one object at each announcement. It is over when the listener calls that were running at that
+    moment have ended.
     """
 
     def __init__(self, now_s: float) -> None:
@@ -40,9 +41,10 @@ class AnnouncedEnd:
         """Whether the last :meth:`look` found no call that was running at the announcement already."""
 
     def look(self, calls: Mapping[MessageQueue, float], now_s: float) -> frozenset[MessageQueue]:
-        """Return the queues that must end with their running call; also set :attr:`is_over`.
+        """Return the queues that must begin no call after the running one; also set :attr:`is_over`.
 
-        They are those whose call was running at the announcement already and has lasted for 0.1 s or longer.
+        These are the queues whose call was already running at the announcement, and has lasted for 0.1 s or
+        longer.
 
         Args:
             calls: For each queue with a running call, how long its oldest one has lasted, in seconds.
@@ -76,7 +78,8 @@ class CallsInHand:
 
         Args:
             is_ended: Returns whether the driver has ended the task.
-            end_queues: Ends queues with their running calls; called on any thread, perhaps repeatedly.
+            end_queues: Makes queues begin no call after the running one. It is called on any thread, perhaps
+                several times with the same queues.
             over: Called when no call is left that was running at the announcement, or the driver has ended
                 the task; called on any thread.
         """

@@ -110,7 +110,7 @@ class ConnectionLoop(ABC):
     """Base class of the hub (the driver's server) and of its clients: one thread that serves connections.
 
     A subclass overrides ``_received`` and ``_lost``, and perhaps ``_opened``, ``_tick`` and ``_next_tick_s``.
-    The thread calls these methods; they must not wait.
+    The thread calls these methods. They must not wait, because no connection is served meanwhile.
     """
 
     def __init__(self, name: str, clock: Clock) -> None:
@@ -164,7 +164,10 @@ class ConnectionLoop(ABC):
         """Called when a connection has ended, whether it was ever opened or not."""
 
     def _tick(self, now_s: float) -> None:  # noqa: B027 - may be left as it is
-        """Called after events, at least twice a second, and soon after the time of :meth:`_next_tick_s`."""
+        """Called regularly, for work that is due at a time: at least twice a second, and after each event.
+
+        It is also called soon after the time that :meth:`_next_tick_s` returns.
+        """
 
     def _next_tick_s(self) -> float | None:
         """Return the monotonic time at which to call :meth:`_tick`; None if twice a second is enough."""
@@ -371,9 +374,10 @@ class Reconnecting:
 
 
 class HubClient(ConnectionLoop, Generic[ReceivedT]):
-    """A planner's or worker's connection to the driver; after a short break it may connect again.
+    """A planner's or worker's connection to the driver.
 
-    After the client has called the function ``lost``, it makes no further connection: make another client.
+    After a break it connects again if the function ``broken`` returns True. After the client has called the
+    function ``lost``, it makes no further connection: make another client.
     """
 
     def __init__(
@@ -436,7 +440,7 @@ class HubClient(ConnectionLoop, Generic[ReceivedT]):
 
     @property
     def is_open(self) -> bool:
-        """Whether there is a connection now, as far as known."""
+        """Whether there is a connection now; a break may not have been noticed yet."""
         return self._connection is not None
 
     def send(self, message: ToDriver) -> None:

@@ -11,9 +11,10 @@ Tasks send parts of their results before the job ends for two reasons: a queue i
 | ``rocketmq-hub-watch`` | compares epochs, counts slots, logs long commits, closes the hub with the query |
 
 A *part* is a piece of a task's result; parts that get one commit are a *group*. Parts are accepted until the
-job is over. A commit that fails is tried again for a minute, and no other commit is made in that time. If it
-still fails, the batch fails; without ``commit_interval``, only once its job is over. The batch's end waits
-until the accepted parts are committed. The caller then commits the rest of the job's result.
+Spark job of the batch is over. A commit that fails is tried again for a minute, and no other commit is made
+in that time. If it still fails, the batch fails. Without ``commit_interval`` the batch fails only once its
+job is over. The batch's end waits until the accepted parts are committed. The caller then commits the rest of
+the job's result.
 """
 
 from __future__ import annotations
@@ -94,17 +95,18 @@ class DriverControl:
         Args:
             host: Host name under which planner and tasks reach this process.
             bind_host: Host name on which this process opens the port.
-            must_ask: Whether every task can reach this process, so that none begins without its answer.
+            must_ask: Whether a task of the first batch may begin only after an answer of this process. Give
+                True only if every task can reach this process.
             slots: Returns how many tasks can run at the same time now.
             read_epochs: Returns the epochs in the offset store.
             clock: The system's clock, except in tests.
             storage_options: Returns the options with which the planner reaches the offset store.
             look_every_s: Pause between two comparisons of the batch with the offset store, in seconds.
             ends_tasks: Whether tasks must end by themselves when their connection breaks, because Spark does
-                not end them when this process ends. Then each of them must be connected.
+                not end them when this process ends. If True, a batch with an unconnected task fails.
             calls_end_s: Time for which Spark lets a Python worker go on after its job has ended, in seconds.
-            interval_s: Shortest time between two commits while a job runs, in seconds. If it is None, only
-                queues that are given up are committed then.
+            interval_s: Shortest time between two commits while a job runs, in seconds. If it is None, a
+                running job commits only results of queues that are given up.
             may_offsets_wait: Whether offsets may be stored less often than rows are committed, because the
                 sink records how far its rows go.
             is_encrypted: Whether to encrypt the connections.
@@ -177,15 +179,15 @@ class DriverControl:
         return self._hub.address.to_text()
 
     def lives_with(self, is_alive: Callable[[], bool], stop: Callable[[], None] | None = None) -> None:
-        """Close the hub soon after ``is_alive`` returns False.
-
-        If ``stop`` is given, the hub of a query with ``availableNow`` also closes when everything is
-        consumed. Whenever the hub closes, also by :meth:`close`, ``stop`` is called once no batch is under
-        way.
+        """Let the hub live as long as its query: close it soon after ``is_alive`` returns False.
 
         ``is_alive`` must also return False when the Spark session has ended: Spark does not end an idle query
         with its session, and the query's planner would keep its queues. ``is_alive`` is called about once a
         second and must raise nothing.
+
+        ``stop`` stops the query. Whenever the hub closes, also by :meth:`close`, ``stop`` is called once no
+        batch is under way. If ``stop`` is given, the hub of a query with ``availableNow`` also closes when
+        everything is consumed.
         """
         self._is_alive = is_alive
         self._stop = stop
@@ -222,8 +224,7 @@ class DriverControl:
     def stop_tasks(self, within_s: float) -> bool:
         """End tasks after their current calls, and wait until their batch is committed.
 
-        Tasks that connect later do not begin. Return False if the batch is not over within ``within_s``
-        seconds.
+        Tasks that connect later do not begin. Return whether the batch is over within ``within_s`` seconds.
         """
         self._stop_tasks()
         return self._has_no_batch.wait(within_s)
@@ -234,11 +235,11 @@ class DriverControl:
     # --- a batch --------------------------------------------------------------------------------------------
 
     def begin(self, batch_id: int, make: MakeCommit) -> ControlEndpoint | None:
-        """Begin a batch before its job; return how its tasks connect, or None once the hub is closed.
+        """Begin a batch; call this before the batch's Spark job starts.
 
-        Call :meth:`end` or :meth:`cut_short` after the job, then :meth:`over` or :meth:`failed`. Until
-        :meth:`end` or :meth:`cut_short` returns, another thread calls ``make`` for each commit, one at a
-        time.
+        Return the address and rules with which its tasks connect; None if the hub is closed. Call :meth:`end`
+        or :meth:`cut_short` after the job, then :meth:`over` or :meth:`failed`. Until :meth:`end` or
+        :meth:`cut_short` returns, another thread calls ``make`` for each commit, one at a time.
         """
         self._has_no_batch.clear()
         if self._is_closed:
@@ -251,7 +252,9 @@ class DriverControl:
         return ControlEndpoint(self._hub.address, batch_id, must_ask, self._ends_tasks, self._wants_cuts)
 
     def end(self, parts: Sequence[Part], *, could_ask: bool | None) -> BatchEnd:
-        """End the job: accept no further result, and wait until the accepted ones are committed.
+        """End a batch whose job is complete.
+
+        Accept no further result, and wait until the accepted ones are committed.
 
         Args:
             parts: The results in the job's output. Those that no task has sent before are returned.
@@ -284,7 +287,7 @@ class DriverControl:
         return self._hub.query(lambda state: BatchEnd(state.plan, state.rest(parts)))
 
     def cut_short(self) -> None:
-        """End a job that has failed or was cancelled.
+        """End a batch whose job has failed or was cancelled.
 
         Wait until the results that tasks have sent are committed. A commit that fails is not tried again, and
         its error is not raised.
@@ -300,9 +303,9 @@ class DriverControl:
     def over(self, plan: int, is_shown: Callable[[], None]) -> None:
         """Note that the batch of ``plan`` is committed or dropped; return immediately.
 
-        Another thread then calls ``is_shown``, which waits until the brokers have the batch's offsets. After
-        that, even if ``is_shown`` has failed, the thread reports to the planner that the batch is over. If a
-        newer batch is over by then, only the newer one is reported.
+        Another thread then calls ``is_shown``, which waits until the brokers have the batch's offsets. When
+        ``is_shown`` has returned or failed, the thread reports to the planner that the batch is over. If a
+        newer batch is over before ``is_shown`` is called, only the newer batch is reported.
         """
         self._newest_over = plan
         self._is_under_way = False
@@ -425,8 +428,8 @@ class DriverControl:
     def _end(self) -> None:
         """End the tasks, wait until no batch is under way, stop the query, and close the connections.
 
-        The connections stay until the planner has left, for ``calls_end_s`` at most: the planner waits here
-        for reports of tasks.
+        The connections stay until the planner has left, for ``calls_end_s`` at most. Through them the planner
+        gets the reports of tasks for which it waits.
         """
         self._stop_tasks()
         # Keep the threads until no batch is under way: the end of a batch needs them.

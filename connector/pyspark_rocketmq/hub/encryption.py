@@ -82,7 +82,7 @@ class Encryption:
 
     @classmethod
     def of_hub(cls, peer: str, certificate: HubCertificate) -> Encryption:
-        """Return the encryption for the driver's end, the hub's, of a new connection."""
+        """Return the encryption for the hub's end (the driver's) of a new connection."""
         return cls(peer, certificate.context, certificate.fingerprint, is_hub=True)
 
     @classmethod
@@ -101,7 +101,8 @@ class Encryption:
     def encrypt(self, data: bytes | bytearray) -> bytes:
         """Encrypt ``data``; return the bytes to send now, those of the TLS handshake first.
 
-        Until the handshake is over, ``data`` is kept; a later call then returns it encrypted.
+        Until the handshake is over, ``data`` is kept. The first call after the handshake returns it
+        encrypted.
         """
         self._waiting += data
         if not self._is_hub and not self.is_ready:

@@ -240,12 +240,17 @@ class StoreChanged:
 
     kind: ClassVar[str] = "look"
     unfenced: Queues
-    """The queues, if the store has no epochs: nothing more of them may be committed in this batch."""
+    """The reset queues if the store has no epochs: nothing more of them may be committed in this batch.
+
+    Empty if the store has epochs, by which the driver finds these queues itself."""
 
 
 @dataclass(frozen=True, slots=True)
 class StorageWanted:
-    """The planner asks for the offset store's renewed storage options: :class:`StorageRenewed`."""
+    """The planner asks for current storage options (such as credentials) of the offset store.
+
+    The answer is :class:`StorageRenewed`.
+    """
 
     kind: ClassVar[str] = "storage"
 
@@ -282,7 +287,9 @@ class TaskBegins:
     open_for_s: Annotated[Seconds, _Key("for_s")] = None
     """Length of the batch in seconds if its ranges are open; None for closed ranges."""
     connection: int = 1
-    """Number of this connection, from 1, counted by the task's process: the driver ignores older ones."""
+    """Number of this connection, counted from 1 by the task's process.
+
+    The driver ignores this message if the task has sent one on this connection or a newer one before."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -372,9 +379,9 @@ class QueueStands:
 class ResetFound:
     """Report that an operator has reset a queue's offset of the group; the planner's next plan begins there.
 
-    A broker reports a reset once, in the answer to a pull. This message is sent if the answer came too late
-    for the end of the pull's range, for example because the batch was over. The driver passes it on to the
-    planner.
+    A broker reports a reset only once, in the answer to a pull. The task normally reports it when it ends the
+    pull's range. This message replaces that report if the range had ended before the answer came, for example
+    with its batch. The driver passes the message on to the planner.
     """
 
     kind: ClassVar[str] = "reset"
@@ -412,7 +419,7 @@ class TaskFailed:
     kind: ClassVar[str] = "failed"
     task: str
     error: AnyError = None
-    """The error; None for an attempt that does not begin."""
+    """The error; None if the attempt has delivered nothing, because it does not begin."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -485,7 +492,7 @@ class StorageRenewed:
 
 @dataclass(frozen=True, slots=True)
 class TaskMayBegin:
-    """Permission for a task to begin with its queues, except those in ``left_out``.
+    """Answer to :class:`TaskBegins`: the task may begin with its queues, except those in ``left_out``.
 
     If ``is_stopped``, the task must deliver nothing.
     """
@@ -555,9 +562,8 @@ class PartTaken:
 class CutWanted:
     """Request (a *cut*) to send all results since the last cut as one part, with :class:`PartHandedOver`.
 
-    A task without such a part answers :class:`NothingToCut`.
-
-    From then on the task sends :class:`TaskDirty` again when it has new results.
+    A task without such a part answers :class:`NothingToCut`. After this request, the task sends
+    :class:`TaskDirty` again when it has new results.
     """
 
     kind: ClassVar[str] = "cut"
@@ -676,7 +682,7 @@ def decode_to_planner(facts: JsonObject, peer: str) -> ToPlanner | None:
     """Read a message that the planner has received; return None if its type is not known.
 
     Raises:
-        RemoteProtocolError: If it is not complete.
+        RemoteProtocolError: If the message is not complete.
     """
     return _decoded(_TO_PLANNER, facts, peer, "the driver's message")
 
@@ -685,7 +691,7 @@ def decode_to_task(facts: JsonObject, peer: str) -> ToTask | None:
     """Read a message that a worker has received; return None if its type is not known.
 
     Raises:
-        RemoteProtocolError: If it is not complete.
+        RemoteProtocolError: If the message is not complete.
     """
     return _decoded(_TO_TASK, facts, peer, "the driver's message")
 

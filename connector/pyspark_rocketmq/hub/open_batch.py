@@ -7,8 +7,8 @@ the next plan has the new queues. An end is announced before the tasks are ended
 
 Rule 1 (time): the batch ends when it has lasted as long as its plan allows.
 Rule 2 (slots): the batch ends if not all tasks have begun within five seconds, because task slots are
-missing. The next plan has only as many tasks as have begun, without the slots that are to be left free for
-other jobs; the plan after that uses all slots again.
+missing. The next plan has only as many tasks as have begun, minus the slots that are to be left free for
+other jobs. The plan after that uses all slots again.
 Rule 3 (plan): the batch ends immediately if the planner wants another plan, if a queue was reset, or if a
 task whose connection broke does not connect again: Spark may have no slot to run it again while the others
 run. It also ends if a queue cannot go on for another reason, but at most every five seconds, because the
@@ -35,7 +35,7 @@ class Ending(NamedTuple):
     why: str
     """The cause in words, for the log."""
     slots: int | None = None
-    """Number of tasks that have begun, if the batch ends because not all have; otherwise None."""
+    """Number of tasks that have begun, if the batch ends because some have not; otherwise None."""
 
 
 class OpenBatch:

@@ -54,7 +54,7 @@ class QueueLocks(Protocol):
     """Receiver of the driver's reports: the planner's group member, which holds the locks of the queues."""
 
     def free(self, plan: int, queues: Collection[MessageQueue] | None) -> None:
-        """Note that other members may have these queues of a plan; None means all its queues.
+        """Note that other members may have these queues of a plan; None means all queues of the plan.
 
         Ignored unless ``plan`` is the number of the newest plan.
         """
@@ -144,7 +144,8 @@ class PlannerControl:
     def was_reset(self, unfenced: Collection[MessageQueue]) -> None:
         """Report that queues were reset in the offset store, so that the driver compares epochs now.
 
-        ``unfenced`` are the queues if the store has no epochs; otherwise it is empty.
+        ``unfenced``: the reset queues if the store has no epochs; empty if it has, because their epochs show
+        which queues were reset.
         """
         self._send(StoreChanged(frozenset(unfenced)))
 

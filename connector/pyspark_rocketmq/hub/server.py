@@ -96,14 +96,14 @@ class HubServer(ConnectionLoop):
             slots: Number of tasks that can run now.
             commit: Begins a commit, and returns immediately; ``HubState.committed`` or
                 ``HubState.commit_failed`` reports the outcome later.
-            look: Begins to compare the batch with the offset store, and to check the query; returns
-                immediately.
+            look: Begins to compare the epochs of the batch's queues with those in the offset store, and to
+                check whether the query still runs; returns immediately.
             storage_options: Returns renewed storage options for the offset store; may take a while.
             drained: Begins to stop the query, because nothing is left to consume; returns immediately.
             leaving: Called when queues are to be given up; returns immediately.
             calls_end_s: How long listener calls may go on after the query's end, in seconds.
-            interval_s: Shortest time between two commits while a job runs, in seconds. If it is None, only
-                queues that are given up are committed then.
+            interval_s: Shortest time between two commits while a job runs, in seconds. If it is None, a
+                running job commits only results of queues that are given up.
             may_offsets_wait: Whether offsets may be stored less often than rows are committed, because the
                 sink records how far its rows go.
             is_encrypted: Whether to encrypt all connections.
@@ -140,9 +140,9 @@ class HubServer(ConnectionLoop):
     # --- the driver, from any of its threads ----------------------------------------------------------------
 
     def report(self, event: Callable[[HubState], list[Action]]) -> None:
-        """Call ``event`` with the state soon, and carry out the actions that it returns; do not wait.
+        """Have the hub's thread call ``event`` with the state, and carry out the actions that it returns.
 
-        The hub's thread does this.
+        Return immediately; the thread does this soon.
         """
         self._call(lambda: self._act(event(self._state)))
 
@@ -171,7 +171,7 @@ class HubServer(ConnectionLoop):
 
         Args:
             could_ask: Whether all tasks of the batch were connected; None if no task had to connect.
-            is_whole: Whether the job is complete; otherwise it failed or was cancelled.
+            is_whole: Whether the job is complete; if False, it failed or was cancelled.
         """
         flushed: Future[BaseException | None] = Future()
 

@@ -91,7 +91,7 @@ class Session:
         self._is_hub = is_hub
         self._nonce = secrets.token_hex(_NONCE_BYTES)
         self._nonces = ""
-        """The nonces of the hub and of the other side, once both are known."""
+        """The random numbers (nonces) of the hub and of the other side; empty until both are known."""
         self._send_key = self._receive_key = b""
         self._sent = self._received = 0
         self._rest = bytearray()

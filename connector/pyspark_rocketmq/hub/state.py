@@ -11,7 +11,7 @@ Rule 1: a queue is *free*, so that another member may have it, once no task deli
 delivered is committed or never will be. The planner then gets a message with the number of the queue's plan,
 so that the planner can ignore late messages about an older plan.
 Rule 2: a queue that no task has begun is free immediately if every task asks before it begins. A task that
-cannot ask may begin only in a batch in which tasks need not ask (``must_ask``).
+cannot ask may begin only in a batch in which tasks need not ask (``must_ask`` is False).
 Rule 3: a part that a task hands over belongs to the driver from then on, whatever happens to the task;
 another attempt of the task must leave out the part's queues, even if the task went on with them afterwards.
 Rule 4: a task whose connection broke may still be in a listener call. So its queues are free only when the
@@ -109,8 +109,8 @@ class Commit(NamedTuple):
     leaving: Queues = _NOTHING
     """Queues that another member may have after the commit."""
     stores_offsets: bool = True
-    """Whether to store the group's offsets, and those that earlier commits of rows have left to be stored
-    later. If False, only rows are committed."""
+    """Whether to store offsets: those of the group, and those that earlier commits of only rows have not
+    stored. If False, only rows are committed."""
 
 
 class Look(NamedTuple):
@@ -118,7 +118,7 @@ class Look(NamedTuple):
 
 
 class Flushed(NamedTuple):
-    """End the driver's wait for the batch: it has ended, and no part of it waits for a commit any more."""
+    """End the driver's wait for the batch, which has ended: none of its parts waits for a commit any more."""
 
     failure: BaseException | None
     """Error with which the batch fails: nothing more of it may be committed. None if it does not fail."""
@@ -160,9 +160,9 @@ class _Task:
     asked: set[MessageQueue] = field(default_factory=set)
     """Queues that the task was instructed to give up after it had begun."""
     idle_s: float | None = None
-    """Monotonic second since which it has only suspended queues left; None while it has others."""
+    """Monotonic second since which the task has only suspended queues left; None while it has others."""
     is_waiting: bool = False
-    """True while it is idle and waits because the batch is at work."""
+    """True while the task is idle and waits because the batch is at work (rule 5)."""
     lost_s: float = inf
     """Monotonic second in which the task failed or lost its connection; infinite while it is connected.
 
@@ -225,8 +225,8 @@ class HubState:
             slots: Number of tasks that can run now.
             calls_end_s: How long Spark lets a worker go on after its job, in seconds; passed on to the
                 planner.
-            interval_s: Shortest time between two commits while a job runs, in seconds. If it is None, only
-                queues that are given up are committed then.
+            interval_s: Shortest time between two commits while a job runs, in seconds. If it is None, a
+                running job commits only results of queues that are given up.
             may_offsets_wait: Whether offsets may be stored less often than rows are committed, because the
                 sink records how far its rows go; see ``OffsetPace``.
         """
@@ -387,7 +387,8 @@ class HubState:
     def job_is_over(self, now_s: float, *, is_whole: bool) -> list[Action]:
         """Note that the job has ended, and end its tasks; call this before :meth:`batch_ends`.
 
-        ``is_whole``: the job is complete; otherwise it failed or was cancelled, and its tasks may still run.
+        ``is_whole``: whether the job is complete. If False, it failed or was cancelled, and its tasks may
+        still run.
         """
         if not is_whole:
             followed = {task.start.partition for task in self._tasks.values() if not task.is_lost}
@@ -404,14 +405,15 @@ class HubState:
         """End the batch: accept nothing more from its tasks, and commit what they have handed over.
 
         A batch with open ranges whose job is complete first waits, for a minute at most, for attempts of
-        tasks that may still deliver. :class:`Flushed` is among the actions of this event or of a later one.
+        tasks that may still deliver. Once everything is committed, this or a later event returns
+        :class:`Flushed`.
 
         Args:
             now_s: Monotonic time.
             could_ask: Whether all of the batch's tasks were connected; if so, the tasks of the next batch
                 must ask before they begin. None if no task had to ask or the job has no result: then the
                 next batch has the same rule as this one.
-            is_whole: Whether the job is complete; otherwise it failed or was cancelled.
+            is_whole: Whether the job is complete; if False, it failed or was cancelled.
         """
         if self._open.is_open and is_whole:
             if could_ask:
@@ -450,7 +452,7 @@ class HubState:
         return self._plan
 
     def rest(self, parts: Sequence[Part]) -> Group | None:
-        """Return those parts of a job's result that were not handed over before, as the last group to commit.
+        """Return the last group to commit: the parts of a job's result that no task had handed over before.
 
         Return None if there are no such parts.
         """
@@ -485,9 +487,9 @@ class HubState:
     def commit_failed(self, error: BaseException, now_s: float) -> list[Action]:
         """Note that a commit has failed, or that its outcome is unknown.
 
-        The commit is tried again later. After a minute of failures the batch fails; at the first failure if
-        the batch already has an error, or must end in a hurry. If there is no interval for commits
-        (``interval_s`` is None), the batch fails only once its job is over.
+        The commit is tried again later. After a minute of failures the batch fails; if there is no interval
+        for commits (``interval_s`` is None), not before its job is over. A batch that already has an error,
+        or whose job failed or was cancelled, fails at the first failure.
         """
         return self._carry_out(self._cuts.commit_failed(error, now_s), now_s)
 
@@ -495,10 +497,10 @@ class HubState:
         """Compare the stored epochs with those that the tasks of the batch began with.
 
         A queue with another epoch was claimed or reset since then, so nothing more of it may be committed. A
-        queue that is free does not count: its next owner has claimed it.
+        queue that is free does not count: its next owner may have claimed it.
 
-        ``batches``: the number of batches begun when the epochs were read. If another batch has begun since
-        then, they are older than its claims, and are ignored.
+        ``batches``: the number of batches that had begun when ``epochs`` was read. If another batch has begun
+        since then, ``epochs`` may be older than that batch's claims, and is ignored.
         """
         if batches != self.batches:
             return []
@@ -510,7 +512,7 @@ class HubState:
         return self._drop_moved(moved, now_s)
 
     def unfenced_reset(self, queues: Queues, now_s: float) -> list[Action]:
-        """Note that queues were reset in a store without epochs, which takes any commit.
+        """Note that queues were reset in a store without epochs, which cannot refuse old commits itself.
 
         So nothing more of them may be committed in this batch, as if their epochs had grown.
         """
@@ -528,7 +530,7 @@ class HubState:
 
     @property
     def is_watched(self) -> bool:
-        """Whether tasks have begun with queues, so that the store must be read for newer epochs of them."""
+        """Whether tasks have begun with queues, so that the offset store must be read for newer epochs."""
         return bool(self._owner)
 
     # --- tasks ----------------------------------------------------------------------------------------------
@@ -537,8 +539,8 @@ class HubState:
         """Answer a task that asks which of its queues to leave out.
 
         The task must deliver nothing if its batch is over or ending, if the query or its planner ends, if the
-        planner has been away for 15 s, if a later attempt has begun, or if its ranges are open and it is not
-        the first attempt.
+        planner has had no connection for 15 s, if a later attempt has begun, or if its ranges are open and it
+        is not the first attempt.
         """
         stop = Send(peer, TaskMayBegin(start.task, left_out=_NOTHING, is_stopped=True))
         if start.batch_id != self._batch_id:
@@ -585,7 +587,11 @@ class HubState:
         return [Send(peer, go), *self._carry_out(others, now_s), *self._announce_to(task)]
 
     def task_resumes(self, peer: Hashable, resumed: TaskResumes, now_s: float) -> list[Action]:
-        """Answer a task with open ranges that has connected again: it may go on, unless its batch is over."""
+        """Answer a task with open ranges that has connected again.
+
+        The task may go on, unless its batch is over or nothing more is accepted from it, for example because
+        a later attempt has begun.
+        """
         task = self._task_of_batch(resumed)
         if task is None:
             if resumed.task in self._late:
@@ -743,8 +749,8 @@ class HubState:
     def tick(self, now_s: float) -> list[Action]:
         """Return the actions that are due: requests for parts (cuts), the end of the batch or of idle tasks.
 
-        If the planner has been away for 15 s, all tasks are stopped: nobody renews the queues' locks, and
-        tasks must end before the locks expire.
+        If the planner has had no connection for 15 s, all tasks are stopped: nobody renews the queues' locks,
+        and tasks must end before the locks expire.
         """
         idle = self._end_idle(now_s) + self._carry_out(self._cuts.tick(now_s), now_s)
         self._look_for_absent(now_s)
@@ -790,7 +796,7 @@ class HubState:
         return self.is_stopping or self._is_orphaned or self._last_plan is not None
 
     def _look_for_absent(self, now_s: float) -> None:
-        """Have the open batch end if one of its tasks has been without a connection for 12 s.
+        """Have the open batch end if one of its tasks has had no connection for 12 s.
 
         Spark may have no slot to run that task again before the batch ends.
         """

@@ -97,7 +97,10 @@ _FATAL: Final = (SchemaError, DataLoss, UndecodableMessage, ListenerError, SinkC
 
 
 class ControlEndpoint(NamedTuple):
-    """Address at which the tasks of a batch connect to their driver, and rules; pickled with the tasks."""
+    """Address at which the tasks of a batch connect to their driver, and rules for them.
+
+    It is pickled with the tasks.
+    """
 
     address: HubAddress
     batch_id: int
@@ -236,10 +239,10 @@ class TaskControl(RangeInstructions):
         self._calls.lasting = calls
 
     def begins(self, queue: MessageQueue) -> bool:
-        """Note that the task begins a queue's range; return False if it must not.
+        """Note that the task is about to begin a queue's range; return whether it may.
 
-        It must not if the queue is given up or the task is to end. If the queue is given up, the driver gets
-        a report that the task has released the queue.
+        It may not if the queue is given up or the task is to end. If the queue is given up, the driver gets a
+        report that the task has released the queue.
         """
         # Write _begun, then read _ended: _give_up writes _given_up and _ended, then reads _begun. So at least
         # one of the two notices a queue that begins and is given up at the same time.
@@ -267,9 +270,9 @@ class TaskControl(RangeInstructions):
         return Fate.HANDED_OVER if queue in self._given_up else Fate.KEPT
 
     def kept(self, queues: Collection[MessageQueue]) -> bool:
-        """Note that the task's result contains the results of these queues' ranges.
+        """Note that the part which the task is filling contains the results of these queues' ranges.
 
-        Return whether to send it to the driver now, because one of the queues is given up.
+        Return whether to send that part to the driver now, because one of the queues is given up.
         """
         self._kept.update(queues)
         return any(self.fate(queue) is Fate.HANDED_OVER for queue in queues)
@@ -277,24 +280,25 @@ class TaskControl(RangeInstructions):
     def when_cut(self, cut: Callable[[int | None], bool]) -> None:
         """Set the function that begins a *cut*: another thread then puts results into a part and sends it.
 
-        The function is called on the connection's thread and must not wait. Its argument is the number of the
-        driver's request, or None if a queue is given up. With None, the part that the task is filling is sent
-        as it is, without new results of ranges that go on. The function returns whether it has begun a cut.
-        If so, the cut answers a numbered request later, by :meth:`hand_over` or :meth:`nothing_to_cut`. A cut
-        for None needs no answer.
+        The function is called on the connection's thread, must not wait, and returns whether it has begun a
+        cut. Its argument is the number of the driver's request, which the cut answers later, by
+        :meth:`hand_over` or :meth:`nothing_to_cut`.
+
+        The argument is None if a queue is given up whose results are in the part that the task is filling.
+        That part is then sent as it is, without new results of ranges that go on. This needs no answer.
         """
         self._on_cut = cut
 
     def commit_when(self, settled: Callable[[], None], rests: Callable[[], None]) -> None:
         """Set the functions that :meth:`settled` and :meth:`rests` call, for a task that commits by itself.
 
-        ``settled`` is called when a range has new results, ``rests`` when nothing is to be delivered for now.
-        They are called on any thread and must not wait.
+        ``settled`` is called when a range has new results. ``rests`` is called when the task has no message
+        to deliver for now. Both are called on any thread and must not wait.
         """
         self._on_settled, self._on_rest = settled, rests
 
     def rests(self) -> None:
-        """Note that nothing is to be delivered for now; calls ``rests`` of :meth:`commit_when`."""
+        """Note that the task has no message to deliver for now; call ``rests`` of :meth:`commit_when`."""
         self._on_rest()
 
     def settled(self) -> None:
@@ -321,8 +325,9 @@ class TaskControl(RangeInstructions):
         """Limit how many bytes of rows may wait in the task for a part or a commit; only for open ranges.
 
         Call this if rows reach the driver inside parts, not in files, or if the task itself commits. When the
-        rows take ``nbytes``, ``cut`` is called to send or commit them. No message is delivered until a
-        part or a commit has taken the rows. ``cut`` is called on any thread and must not wait.
+        waiting rows take ``nbytes``, ``cut`` is called, which begins to send or commit them. No message is
+        delivered until a part or a commit has taken the rows. ``cut`` is called on any thread and must not
+        wait.
         """
         if self.is_open:
             self._counts_rows, self._on_full = True, cut
@@ -362,7 +367,7 @@ class TaskControl(RangeInstructions):
         return begins
 
     def cut_ranges(self) -> Any:
-        """Take the results of all ranges by the function that was given to :meth:`cut_with`; return them.
+        """Call the function that was given to :meth:`cut_with`, and return the results that it has collected.
 
         Deliveries that were held because of the size of their rows go on after that.
         """
@@ -379,7 +384,10 @@ class TaskControl(RangeInstructions):
         self._send(NothingToCut(self.id, number))
 
     def taken_by(self, taker: Callable[[Any], bool]) -> None:
-        """Set the function that sends the result of a given-up queue's range; :meth:`take` calls it."""
+        """Set the function that sends the result of a range whose queue is given up; :meth:`take` calls it.
+
+        The function returns whether it takes the result.
+        """
         self._taker = taker
 
     def take(self, brought: object) -> bool:
@@ -466,12 +474,12 @@ class TaskControl(RangeInstructions):
         self._connection.send(TaskDone(self.id, copy))
 
     def forget(self, error: BaseException | None = None) -> None:
-        """Report that the task has failed with ``error``, or that it does not begin.
+        """Report that the task has failed with ``error``, or that it does not begin (``error`` is None).
 
         If the ranges are open and the error would occur again in another attempt, the driver fails the batch
-        with this error. Otherwise the error would be lost: another attempt of an open task consumes nothing,
-        and Spark would count the task as done. Any other error fails the batch only after several attempts
-        (``DeathCounts``). ``error`` is None for an attempt that does not begin.
+        with this error. Without this rule the error would be lost: another attempt of an open task consumes
+        nothing, and Spark would count the task as done. Any other error fails the batch only after several
+        attempts (``DeathCounts``).
         """
         is_fatal = self.is_open and isinstance(error, _FATAL)
         reported = None if error is None else TaskError.of(error, is_fatal=is_fatal)
@@ -707,7 +715,7 @@ class _DriverConnection:
         self.place = f"{address.host}:{address.port}"
         self.is_lost = False
         self._guard = threading.Lock()
-        """Guards the next two: a task is registered before the connection's end, or on another connection."""
+        """Guards the next two, so that no task is registered on a connection that has just ended."""
         self._tasks: dict[str, TaskControl] = {}
         self._is_over = False
         """Whether the connection is lost for good."""
@@ -836,8 +844,8 @@ def ask_driver(
 def report_reset(terms: ControlEndpoint, queue: MessageQueue, target: int) -> None:
     """Report to the driver an operator's reset of ``queue`` to ``target``, so that the planner follows it.
 
-    This is for a reset that a broker has reported too late for the end of a range: the task that read the
-    range may have ended. If the driver cannot be reached, this waits for ten seconds, and then logs it.
+    Use this for a reset that a broker has reported only after the queue's range had ended: the task that read
+    the range may have ended, too. If the driver cannot be reached within ten seconds, log a warning.
     """
     connection = _surely_connected(terms)
     if connection is not None:
