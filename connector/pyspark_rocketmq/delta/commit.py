@@ -2,7 +2,7 @@
 
 On disks of this machine, this package commits whole files by itself: a commit is a file of JSON lines that
 gets its name by a link (:meth:`LogFiles.put`).  delta-rs makes all other commits. In tables whose rows are
-merged, it makes all except those of compaction.
+merged, delta-rs makes all commits except those of compaction.
 """
 
 from __future__ import annotations
@@ -80,9 +80,9 @@ class CommitNote:
     transactions: Mapping[str, int] = field(default_factory=dict)
     """Transaction ids that the commit sets, with their versions."""
     only_next: bool = False
-    """Whether the commit must directly follow the version from which the fields were made.
+    """Whether the commit must directly follow the version from which ``metadata`` was made.
 
-    delta-rs would permit other writers' commits in between.
+    If False, delta-rs may put the commit after commits that other writers made since that version.
     """
 
     def properties(self, now_ms: int | None = None, *, max_retries: int | None = None) -> CommitProperties:
@@ -218,7 +218,7 @@ def commit_on_top(
 
     Args:
         what: Name of the commit, for the log.
-        follow: Called before each try, with the error of the last one, or None the first time.  It checks
+        follow: Called before each try, with the error of the try before, or None the first time.  It checks
             what other writers have committed since, and returns a function.  That function makes the commit
             on top of theirs and returns the result, or raises FileExistsError if another commit came first.
             If an earlier try has stored the commit, that function only returns the result.

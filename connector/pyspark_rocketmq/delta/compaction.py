@@ -195,7 +195,10 @@ class BackgroundThrottle(Throttle):
 
 
 class Compactor:
-    """Compacts a sink's table when called; stops for good if it finds an OPTIMIZE by delta-rs in its log."""
+    """Compacts a sink's table when called.
+
+    It stops for good if it finds an OPTIMIZE by delta-rs in the table's log.
+    """
 
     def __init__(self) -> None:
         self._checked_up_to: int | None = None
@@ -459,8 +462,9 @@ class _Rewriter:
     def _put(self, old: Sequence[StoredFile], new: Sequence[WrittenFile]) -> bool:
         """Replace the files ``old`` by ``new`` in one commit, on top of the commits of others.
 
-        Return False, without a commit, if others removed one of the ``old`` files, changed more than files,
-        or replaced the table or put it back, or if commits may be missing from the log.
+        Return whether the commit is made. It is not if others have removed one of the ``old`` files, changed
+        more than files, replaced the table or put it back to an earlier state, or if commits may be missing
+        from the log.
         """
         # Writers encode paths differently; for Spark, paths that decode to the same one are the same file.
         paths, commit_id = {unquote(file.path) for file in old}, str(uuid.uuid4())
@@ -490,8 +494,9 @@ class _Rewriter:
     def _follow_commits(self, commit_id: str, paths: Set[str]) -> bool | None:
         """Read the new commits of others, and decide whether this commit can come next.
 
-        Return None if it can, and True if it exists already. Return False if another commit removed one of
-        the files in ``paths``, or changed anything but files.
+        Return None if this commit can come next, and True if the log has it already. Return False if it must
+        not be made: another commit removed one of the files in ``paths`` or changed anything but files, the
+        table was replaced or put back to an earlier state, or commits may be missing from the log.
         """
         if self._log.commit_file(self._version) != self._tip:
             # It is another table, or the same one in an earlier state.

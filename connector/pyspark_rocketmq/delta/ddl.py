@@ -26,7 +26,7 @@ def quoted_if_needed(name: str) -> str:
 
 
 def type_ddl(type_: Any, quote: Callable[[str], str] = quoted_if_needed, *, is_sql: bool = False) -> str:
-    """Return a type of a schema's JSON as SQL text.
+    """Return a type of a schema's JSON as SQL text, for example ``array<bigint>``.
 
     ``is_sql`` leaves out the NOT NULL of elements, because SQL cannot express arrays and maps without nulls.
     """

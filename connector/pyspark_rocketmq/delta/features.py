@@ -35,7 +35,7 @@ delta-rs 1.6 can write them all (each was tried). For a commit that adds whole f
 ``PROTOCOL.md`` has no further requirements under these features.
 """
 _OF_ADDED_COLUMNS = frozenset({"timestampNtz", "appendOnly", "invariants"})
-"""Features that may appear or vanish in a table when delta-rs adds the first column of a time without a zone.
+"""Features that may appear or vanish when delta-rs adds the table's first column of times without a zone.
 
 The table's protocol version then changes from one that implies features to one that lists them.
 """
@@ -137,7 +137,8 @@ def form_changes(before: TableForm, now: TableForm) -> tuple[str, ...]:
 def without_additions(form: TableForm, before: TableForm) -> TableForm:
     """Return ``form`` without columns that were added since ``before`` and may be null.
 
-    Features that the table got because of such columns are left out, too.
+    Features that the table got because of such columns are left out, too. Rows written for ``before`` still
+    fit a table with such additions.
     """
     known = before.column_types
     columns = tuple(each for each in form.columns if each.name in known or not each.is_nullable)

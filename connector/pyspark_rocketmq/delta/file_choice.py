@@ -71,8 +71,8 @@ def has_counted(name: str) -> MayHave:
     """Return the condition that a row's file has the column ``name``.
 
     A file that was written before the column was added lacks it. Such a file has statistics, but no count of
-    the column's nulls. This is a proof only if the nulls are counted in every file that has both the column
-    and statistics (:meth:`ListedFiles.count_nulls_of`). Otherwise any file may have the column.
+    the column's nulls. A missing count proves this only if every file that has both the column and statistics
+    counts the nulls (:meth:`ListedFiles.count_nulls_of`). Otherwise any file may have the column.
     """
 
     def test(files: ListedFiles) -> pa.Array:
@@ -108,9 +108,9 @@ def _ordered(values: pa.Array) -> np.ndarray[Any, Any]:
 def _any_within(
     values: np.ndarray[Any, Any], type_: pa.DataType, lowest: pa.Array, highest: pa.Array
 ) -> pa.Array:
-    """Return for each pair of bounds whether one of the sorted values is within.
+    """Return for each pair of bounds whether one of the sorted ``values`` lies between them.
 
-    Null if a bound is unknown or of another type.
+    The result for a pair is null if one of its bounds is unknown or of another type.
     """
     nothing = pa.nulls(len(lowest), pa.bool_())
     if lowest.type != type_:
@@ -149,9 +149,9 @@ class ListedFiles:
         return pa.nulls(self._count, pa.int64()) if found is None else found
 
     def count_nulls_of(self, name: str) -> bool:
-        """Return whether every file that has a column, and has statistics, counts the column's nulls.
+        """Return whether every file that has the column ``name`` and statistics counts the column's nulls.
 
-        False if this is unknown.
+        Return False if this is unknown.
         """
         is_partition = self._field("partition", name) is not None
         return is_partition or (name in self._counted and self._field("null_count", name) is not None)
@@ -213,7 +213,8 @@ def _whole(column: pa.ChunkedArray) -> pa.Array:
 def _above_cut(highest: pa.Array) -> pa.Array:
     """Return true upper bounds for the ``highest`` values in the statistics.
 
-    Those of times are 1 ms higher, since writers cut off the microseconds; null if that overflows.
+    For times the bound is 1 ms higher, because writers cut off the microseconds. It is null if that
+    overflows.
     """
     if not pa.types.is_timestamp(highest.type):
         return highest
@@ -225,8 +226,9 @@ def _above_cut(highest: pa.Array) -> pa.Array:
 def rows_of_files(table: DeltaTable, columns: Sequence[str], may_have: MayHave) -> Iterator[pa.Table]:
     """Yield all rows of those files that, by their statistics, may have rows which meet ``may_have``.
 
-    Arrow cannot filter the rows themselves: in files that delta-rs wrote in a MERGE, strings have the type
-    "view", which Arrow does not compare with ordinary strings.
+    The rows themselves are not filtered; the caller has to do it. Arrow's own filter cannot be used, because
+    in files that delta-rs wrote in a MERGE strings have the type "view", which Arrow does not compare with
+    ordinary strings.
 
     If the table has other features than this module supports, or files outside its folder, delta-rs' data set
     reads the rows of all files, or raises an error.
@@ -262,7 +264,7 @@ def _parquet_options() -> ds.ParquetReadOptions:
 def _chosen_fragments(table: DeltaTable, may_have: MayHave) -> list[ds.Fragment] | None:
     """Return the files that may have rows which meet a condition.
 
-    None if any file of the table is outside its folder.
+    Return None if any file of the table is outside the table's folder.
     """
     from pyarrow.dataset import ParquetFileFormat, ParquetFragmentScanOptions
 
@@ -295,8 +297,8 @@ def _filesystem(table: DeltaTable, sizes: dict[str, int]) -> fs.FileSystem:
 def _has_values(partition: dict[str, pa.Scalar]) -> ds.Expression | None:
     """Return an expression that is true for rows with these values of the partition columns.
 
-    Files do not store partition columns, so Arrow takes their values from this expression. None without
-    partition columns.
+    Files do not store partition columns, so Arrow takes their values from this expression. Return None if the
+    table has no partition columns.
     """
     import pyarrow.dataset as ds
 

@@ -134,8 +134,8 @@ def _bound_values(type_: pa.DataType, low: Any, high: Any) -> tuple[Any, Any]:
 def _text_above(text: str) -> str | None:
     """Return an upper bound of ``text``: the text itself if it is short.
 
-    For a long text the bound is its beginning, followed by the greatest possible character. None if such a
-    bound could be below ``text``.
+    For a long text the bound is its beginning, followed by the greatest possible character. Return None if
+    such a bound could be below ``text``.
     """
     if len(text) <= _TEXT_LENGTH:
         return text
@@ -147,7 +147,8 @@ def _text_above(text: str) -> str | None:
 def _time_text(milliseconds: int, zone: str) -> str | None:
     """Return a time, given in milliseconds since 1970, in the form of Delta's statistics.
 
-    That is ISO 8601 with three decimals, and ``zone`` after it; None if ``datetime`` cannot hold the time.
+    The form is ISO 8601 with three decimals, followed by ``zone``. Return None if ``datetime`` cannot hold
+    the time.
     """
     try:
         moment = _EPOCH + timedelta(milliseconds=milliseconds)
@@ -196,8 +197,8 @@ def conform(
 ) -> pa.RecordBatch:
     """Return the batch with exactly the table's columns, in the table's order and types.
 
-    ``fills_missing`` adds nullable columns that the batch lacks, with nulls.  Columns that are ``required``
-    must have no nulls, even where the table allows them.
+    ``fills_missing`` adds nullable columns that the batch lacks, filled with nulls.  Columns that are
+    ``required`` must have no nulls, even where the table allows them.
 
     Raises:
         SchemaError: If columns are missing or superfluous, have a type that cannot be converted, or have
@@ -329,7 +330,10 @@ class GrowingFile:
             self.write_row_group()
 
     def finish(self) -> WrittenFile:
-        """Write the gathered rows, close the file and return its facts. A local file is then on the disk."""
+        """Write the gathered rows, close the file and return its facts.
+
+        A local file is on the disk when this returns, so it survives a power cut.
+        """
         self.write_row_group()
         self._writer().close()
         size = self.size

@@ -56,7 +56,7 @@ def storage_options_of_spark(settings: Mapping[str, str], uri: str) -> dict[str,
     | ``fs.s3a.access.key`` | ``aws_access_key_id`` |
     | ``fs.s3a.secret.key`` | ``aws_secret_access_key`` |
     | ``fs.s3a.session.token`` | ``aws_session_token`` |
-    | ``fs.s3a.endpoint`` | ``aws_endpoint_url``; of an endpoint of AWS only its region, as ``aws_region`` |
+    | ``fs.s3a.endpoint`` | ``aws_endpoint_url``; for an endpoint of AWS only its region, as ``aws_region`` |
     | ``fs.s3a.endpoint.region`` | ``aws_region`` |
     | ``fs.s3a.path.style.access=false`` | ``aws_virtual_hosted_style_request=true``, the bucket in the host |
     | ``fs.s3a.connection.ssl.enabled=false``, an endpoint or root URL ``http://…`` | ``allow_http=true`` |
@@ -74,9 +74,9 @@ def storage_options_of_spark(settings: Mapping[str, str], uri: str) -> dict[str,
 
     Settings of one bucket (``fs.s3a.bucket.BUCKET.…``) or one account
     (``fs.azure.….ACCOUNT.dfs.core.windows.net``, or with ``blob``) override general ones. All names may begin
-    with ``spark.hadoop.``. The older ``fs.s3a.server-side-encryption-algorithm`` is translated, too. For a
-    URI without an account, such as ``az://``, the account is the only one that the settings name. A warning
-    lists the names of other settings that may be credentials of this storage.
+    with ``spark.hadoop.``. The older ``fs.s3a.server-side-encryption-algorithm`` is translated, too. If the
+    URI names no account, as with ``az://``, the account is the one that the settings name, if they name only
+    one. A warning lists the names of other settings that may be credentials of this storage.
 
     Args:
         settings: Spark's settings, such as ``dict(spark.sparkContext.getConf().getAll())``.
@@ -143,7 +143,7 @@ class _HadoopSettings:
         return {option: text for name, option in by_name.items() if (text := self.take(name))}
 
     def get(self, name: str) -> str:
-        """Return a setting, or an empty string; unlike :meth:`take`, leave ``untranslated`` as it is."""
+        """Return a setting, or "" if it is not set; unlike :meth:`take`, leave ``untranslated`` as it is."""
         return self._settings.get(self._names.get(name, ""), "")
 
     @property

@@ -151,7 +151,7 @@ class LogFiles:
     def keeps_form(self, version: int) -> bool | None:
         """Return whether a commit leaves columns, properties and features as they are.
 
-        An unknown action counts as a change. None if the commit is not in the log.
+        An unknown action counts as a change. Return None if the commit is not in the log.
         """
         try:
             with self._lines(version) as lines:
@@ -185,9 +185,10 @@ class LogFiles:
         store may replace that file: it first looks whether the version has a commit, and then renames its own
         file to the commit's name.
 
-        Like delta-rs, this gives a complete file a second name.  Unlike delta-rs, it first waits until the
-        file is on the disk.  Without that, a power cut might leave an empty commit before a later one that is
-        complete, and readers would skip the empty one without an error.
+        Like delta-rs, this writes a complete file and gives it a second name, that of the commit.  Unlike
+        delta-rs, it first waits until the file is on the disk.  Without that, a power cut might leave an
+        empty commit before a later one that is complete, and readers would skip the empty one without an
+        error.
 
         Args:
             version: The version to commit.
@@ -237,9 +238,10 @@ class LogFiles:
         return info.size, info.mtime_ns
 
     def may_lack_commits_after(self, version: int) -> bool:
-        """Return whether there is a checkpoint after ``version``: then commits before it may be cleaned up.
+        """Return whether commits after ``version`` may be missing from the log.
 
-        True also if the file that names the newest checkpoint is damaged.
+        They may be if there is a checkpoint after ``version``, because commits before a checkpoint may be
+        cleaned up. Return True also if the file that names the newest checkpoint is damaged.
         """
         try:
             newest = self._last_checkpoint()
@@ -276,9 +278,9 @@ class LogFiles:
     def transactions(self, version: int, known: Transactions | None = None) -> Transactions:
         """Return the transaction ids as of a version that the log still has.
 
-        With ``known``, the ids as of an earlier version, only the log after that version is read.  delta-rs
-        looks up each id by its name and goes through the log for it, which takes 0.5 to 7 ms.  Here all ids
-        together take 4 ms, and those of one more commit 0.05 ms.
+        ``known`` has the ids as of an earlier version; with it, only commits after that version are read, if
+        they are few and still in the log.  delta-rs looks up each id by its name and goes through the log for
+        it, which takes 0.5 to 7 ms.  Here all ids together take 4 ms, and those of one more commit 0.05 ms.
 
         Raises:
             OSError: If a file of the log is missing or cannot be read, or the newest checkpoint is of a later
@@ -296,8 +298,8 @@ class LogFiles:
         """Remove log files older than the newest whole checkpoint up to ``version``; return their number.
 
         delta-rs removes log files only by age, and lists the log at every commit: at ten commits a second,
-        each list would have 860,000 files after a day.  The newest version always stays.  If this is killed
-        halfway, the remaining versions have no gap.
+        each list would have 860,000 files after a day.  The newest version always stays.  If the process is
+        killed halfway, the remaining versions have no gap.
         """
         names = self._names()
         first = max((checkpoint for checkpoint in _checkpoints(names) if checkpoint <= version), default=0)

@@ -47,8 +47,8 @@ class Maintenance:
         """Note a commit on top of version ``before``, and start ``task`` if it is due; return immediately.
 
         ``task`` is due if the table's version has reached or passed a multiple of ``every`` since the last
-        call.  It is skipped while an earlier run goes on.  Its argument is the version divided by ``every``,
-        rounded down.
+        call.  ``task`` is skipped while an earlier run goes on.  Its argument is the table's version divided
+        by ``every``, rounded down.
         """
         with self._guard:
             last, self._seen = self._seen, before + 1

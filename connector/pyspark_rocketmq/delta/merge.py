@@ -40,9 +40,9 @@ def merge_rows(
 ) -> None:
     """Merge the newest row of each key into the table, on top of the version that ``table`` is at.
 
-    If the table has a row with the key, the ``columns`` of that row are updated; else a new row gets them.
-    A key that contains a null equals no other key, so its rows are always added.  For ``order`` see
-    :func:`newest_rows`.
+    If the table has a row with the key, the ``columns`` of that row are updated; otherwise a row with these
+    ``columns`` is added.  A key that contains a null equals no other key, so its rows are always added.  For
+    ``order`` see :func:`newest_rows`.
 
     Raises:
         SchemaError: If a partition value is too long for the name of a local folder.
@@ -90,8 +90,8 @@ def begin_merge(
 def newest_rows(rows: pa.Table, keys: Sequence[str], order: Sequence[str]) -> pa.Table:
     """Return the newest row of each key: the last one when rows are sorted by the columns ``order``.
 
-    Of rows that are equal in these columns, the last one in ``rows`` is the newest. A key that contains a
-    null equals no other key, so all its rows are kept.
+    Of rows that are equal in the columns ``order``, the last one in ``rows`` is the newest. A key that
+    contains a null equals no other key, so all its rows are kept.
     """
     for name in keys:
         index = rows.schema.get_field_index(name)
@@ -112,10 +112,11 @@ def newest_rows(rows: pa.Table, keys: Sequence[str], order: Sequence[str]) -> pa
 def with_blanks(rows: pa.Table, columns: Iterable[str]) -> tuple[pa.Table, list[str]]:
     """Replace ``__HIVE_DEFAULT_PARTITION__`` in partition columns by ""; the table stores both as null.
 
-    Return the rows, and the columns that had ``__HIVE_DEFAULT_PARTITION__`` or an empty string.
+    Return the rows, and the columns that had ``__HIVE_DEFAULT_PARTITION__`` or an empty string, for
+    :func:`predicate`.
 
-    Delta cannot store an empty string as a partition value. delta-rs cannot store the other text, because it
-    is also the name of the folder for null.
+    Delta cannot store an empty string as a partition value. delta-rs cannot store
+    ``__HIVE_DEFAULT_PARTITION__``, because that is also the name of the folder for null.
     """
     blank = []
     for name in columns:

@@ -66,13 +66,15 @@ class Partition(NamedTuple):
     def files_in(self, table: DeltaTable) -> Files | None:
         """Return the partition's files in the version that ``table`` is at.
 
-        None if one of the files is outside the table's folder.
+        Return None if one of the files is outside the table's folder.
         """
         files = tuple(file for file in stored_files(table) if file.partition == self._key)
         return files if all(is_below(file.path) for file in files) else None
 
     def files_at(self, log: LogFiles, version: int, *, mark: str) -> Files | None:
-        """Return the partition's files in a version, from the newest commit that replaced all its rows.
+        """Find the partition's files in a version by reading only a few commits, without delta-rs.
+
+        These are the newest commit that replaced all rows of the partition, and the commits after it.
 
         Args:
             log: The table's log.

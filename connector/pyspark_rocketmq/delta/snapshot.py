@@ -37,7 +37,7 @@ from pyspark_rocketmq.display import masked, masking_logger
 logger = masking_logger(__name__)
 
 MAX_AGE_S: Final = 3600.0
-"""Maximum time since the last look for newer commits, in seconds, after which these are read one by one.
+"""Longest time since the last look for newer commits, in seconds, at which these are still read one by one.
 
 After a longer time the table is opened again, because commits may have been cleaned up. By default Delta
 keeps commits for 30 days.
@@ -99,7 +99,7 @@ class TableView(Protocol):
         ...
 
     def may_have_newer(self) -> bool:
-        """Return whether there may be a newer commit, provided that the table is still there."""
+        """Return whether there may be a newer commit; call this only if :meth:`is_still_there` is True."""
         ...
 
     def refresh(self) -> None:
@@ -295,8 +295,8 @@ class TableSnapshot:
     def may_have_newer(self) -> bool:
         """Return whether there may be a commit after the version that this object is at.
 
-        That is so if the log has the next commit, or if the next commit may have been cleaned up after a
-        checkpoint of a later version.  On remote storage, and after :data:`MAX_AGE_S` without a look, only
+        There may be one if the log has the next commit, or if the next commit may have been cleaned up after
+        a checkpoint of a later version.  On remote storage, and after :data:`MAX_AGE_S` without a look, only
         delta-rs can find out, so the answer is True.
         """
         if not self._log.is_local or self._age_s() > MAX_AGE_S:
@@ -429,7 +429,7 @@ class TableSnapshot:
 
         Raises:
             SchemaError: If a partition value is too long for the name of a local folder.
-            FileExistsError: If another commit came first, and the merge cannot follow it unchanged.
+            FileExistsError: If another commit came first, and delta-rs does not find it compatible.
             DeltaError, OSError: If the commit failed, or if its outcome is unknown.
         """
         begun_at, partition_by = self.version, self.form().partition_by

@@ -109,9 +109,9 @@ By default it tries ten times and sleeps for up to 15 s in between, even if the 
 class StorageOptions:
     """Options for delta-rs to reach storage, by name, such as ``aws_access_key_id`` or ``allow_http``.
 
-    They are a fixed mapping or, where credentials expire, a callable that returns one. It is called when the
-    options are first needed and by :meth:`renew`. Options that are not given are taken from the environment
-    of this process and passed on, since tasks and planner may have another environment.
+    They are a fixed mapping or, where credentials expire, a callable that returns one. The callable is called
+    when the options are first needed and by :meth:`renew`. Options that are not given are taken from the
+    environment of this process and passed on, since tasks and planner may have another environment.
 
     ``repr`` shows no value, and :meth:`describe_error` hides secret ones.
     """
@@ -176,9 +176,10 @@ class StorageOptions:
         return self._used
 
     def renew(self) -> Mapping[str, str]:
-        """Call the callable, if there is one, and return :attr:`values`: the same object if they are equal.
+        """Call the callable, if there is one, and return :attr:`values`.
 
-        If the callable fails, the earlier values stay in use.
+        If the values have not changed, the same mapping object is returned as before. If the callable fails,
+        the earlier values stay in use.
 
         Raises:
             OSError: If the callable fails, and has not succeeded before.  The caller may try again, as if
@@ -281,7 +282,10 @@ def _environment_for(uri: str) -> dict[str, str]:
 
 
 def is_reached_by_environment(uri: str) -> bool:
-    """Return whether the environment has a variable for the storage of ``uri``, other than a region."""
+    """Return whether the environment has a variable that configures access to the storage of ``uri``.
+
+    A variable that only names a region does not count.
+    """
     place = table_uri(uri)
     roles = _ROLES.get(FAMILY_OF.get(urlsplit(place).scheme.lower(), ""), ())
     return not _environment_for(place).keys() <= _REGIONS or any(map(os.environ.get, roles))

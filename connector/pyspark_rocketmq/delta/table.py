@@ -34,9 +34,9 @@ STORAGE_ERRORS = (DeltaError, OSError)
 _PAUSES_S: Final = (0.5, 1.0, 2.0, 4.0, 8.0)
 """Pauses in seconds before remote storage is asked again."""
 _OPEN_ATTEMPTS: Final = 9
-"""Number of attempts to open a local table after which a ``DeltaError`` is ignored; one more attempt follows.
+"""Number of attempts to open a local table in which a ``DeltaError`` is ignored.
 
-If there is no table, the first attempt raises the error.
+One more attempt follows, and raises the error. If there is no table, the first attempt raises the error.
 """
 
 _LEGACY_WRITER_FEATURES = (
@@ -112,8 +112,9 @@ def writer_features(
 def column_differences(wanted: Mapping[str, str], found: Mapping[str, str], where: str) -> tuple[str, ...]:
     """Describe how ``found``, the types of the columns in ``where``, differ from ``wanted``.
 
-    Return one text for all missing columns, one for all superfluous ones, and one for all of another type; an
-    empty tuple if there are none. A type does not differ if it is the wanted type without any NOT NULL in it.
+    Return one text for all missing columns, one for all superfluous ones, and one for all of another type;
+    texts without columns are left out. A type does not differ if it is the wanted type without any NOT NULL
+    in it.
     """
     missing = [f"{name} {type_ddl(wanted[name])}" for name in wanted if name not in found]
     superfluous = [f"{name} {type_ddl(found[name])}" for name in found if name not in wanted]
@@ -246,7 +247,8 @@ def sql_literal(text: str) -> str:
 def highest_text(table: DeltaTable, column: str) -> str | None:
     """Return the highest text of a column, as the statistics of the files show it; None if they show none.
 
-    In statistics, a long text is cut off, and may end with another character.
+    Statistics cut off a long text, and may end it with another character, so the result may not be a value of
+    the column.
     """
     files = pa.table(table.get_add_actions(flatten=True))
     name = f"max.{column}"
