@@ -36,9 +36,9 @@ class ArrowListener:
         self.__qualname__ = getattr(function, "__qualname__", type(function).__name__)
 
     def __call__(self, messages: Sequence[MessageExt], context: DeliveryContext) -> object:
-        """Call the function with ``messages`` as a record batch, emit the rows that it returns.
+        """Call the function with ``messages`` as a record batch, and emit the rows that it returns.
 
-        Return the function's status or, if the function is an ``async def``, an awaitable of it.
+        Return the function's status or, if the function is an ``async def``, an awaitable of the status.
         """
         delivered = messages if isinstance(messages, ArrowMessages) else ArrowMessages.of(messages)
         returned = self._function(self._shown(delivered.batch), context)
@@ -143,7 +143,7 @@ def _arrow_column(name: str, column: pd.Series[Any], context: DeliveryContext) -
 def _has_arrow_type(column: pd.Series[Any]) -> bool:
     """Return whether the column has numbers, booleans or strings, which Arrow converts as a whole.
 
-    The caller has the values of any other column checked one by one.
+    The values of any other column must be checked and converted one by one.
     """
     is_of = pd.api.types
     return (

@@ -206,7 +206,10 @@ class ListenerWorkers:
         self._senders = DaemonThreads("rocketmq-send-back", _SEND_BACK_THREADS)
 
     def call(self, number: int, invoke: Callable[[], Settling]) -> None:
-        """Begin ``invoke``, which calls the listener; a ``CallEnded`` follows unless it returns True."""
+        """Begin ``invoke``, which calls the listener; a ``CallEnded`` follows unless ``invoke`` returns True.
+
+        ``number``: number of the delivery, which is repeated in the event.
+        """
         raise NotImplementedError
 
     def abandon(self, number: int) -> None:
@@ -228,7 +231,7 @@ class ListenerWorkers:
         self._senders.run(work)
 
     def next_event(self, timeout_s: float | None) -> Event | None:
-        """Wait for the next event; None if there is none within the time, or after ``wake``."""
+        """Wait for the next event, and return it; None if none comes in time, or after :meth:`wake`."""
         try:
             return self._events.get(timeout=timeout_s)
         except Empty:
@@ -251,7 +254,7 @@ class ThreadWorkers(ListenerWorkers):
         self._callers = threads
 
     def call(self, number: int, invoke: Callable[[], Settling]) -> None:
-        """Begin ``invoke`` on a thread; a ``CallEnded`` follows unless it returns True."""
+        """Begin ``invoke`` on a thread; a ``CallEnded`` follows unless ``invoke`` returns True."""
 
         def work() -> None:
             try:
@@ -305,8 +308,8 @@ class LoopWorkers(ListenerWorkers):
     def close(self) -> None:
         """Cancel the calls that have not ended, and wait for them; end the sending threads.
 
-        The wait is at most 1 s, or 3 s if something blocks the event loop. If that may be a call of this
-        range, a new loop replaces the blocked one.
+        The wait is at most 1 s, or 3 s if something blocks the event loop. If a call of this range may be the
+        one that blocks the loop, a new loop replaces it.
         """
         super().close()
         if self._loop is None or not (self._tasks or self._wanted):

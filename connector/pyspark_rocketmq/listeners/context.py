@@ -63,7 +63,7 @@ class ConsumeMessageContext:
 
 
 class ConsumeMessageHook(Protocol):
-    """A user's hook; pickled to the executors, and called there (``ConsumeMessageHook``)."""
+    """A user's hook, as Java's ``ConsumeMessageHook``; pickled to the executors, and called there."""
 
     def hook_name(self) -> str:
         """Name of the hook for the log."""
@@ -304,7 +304,10 @@ class DeliveryContext:
         return list(messages) if len(messages) == 1 else _Followed(messages, self)
 
     def at(self, message: MessageExt | None) -> None:
-        """For the engine: set the current message of a loop; None before and after it."""
+        """For the engine: set the message that the listener's loop has reached; None outside the loop.
+
+        :meth:`emit` without a message, and the logger, refer to this message.
+        """
         self._current = message
 
     def broken_at(self, where: str) -> RocketMQError:
@@ -397,12 +400,16 @@ class ConsumeConcurrentlyContext(DeliveryContext):
         self.delay_level_when_next_consume = BROKER_DECIDES
         """Delay level with which failed messages are sent back to the broker.
 
-        0, the default: 3 + their reconsume times. -1: they become dead letters immediately.
+        0, the default: level 3 plus the message's reconsume times. -1: the failed messages become dead
+        letters immediately.
         """
 
 
 class _Followed(list[MessageExt]):
-    """A list whose ``for`` loop sets the context's current message. After a ``break`` it remains set."""
+    """A list of messages: a ``for`` loop over it sets each message as the context's current one.
+
+    After a ``break``, the loop's last message remains the current one.
+    """
 
     def __init__(self, messages: Sequence[MessageExt], context: DeliveryContext) -> None:
         super().__init__(messages)

@@ -25,7 +25,7 @@ _running: asyncio.AbstractEventLoop | None = None
 _guard = threading.Lock()
 """Lock of ``_running``."""
 _ANSWER_S: Final = 1.0
-"""Time within which an unblocked loop begins a call."""
+"""Time within which an unblocked loop begins a call, in seconds."""
 
 _LONG_S: Final = 0.1
 """Shortest wait, in seconds, that may be rounded up to whole milliseconds."""
@@ -36,7 +36,7 @@ _MOST_FILES: Final = 1024
 def is_async(listener: object) -> bool:
     """Return whether the listener is an ``async def`` or has an asynchronous ``__call__``.
 
-    If a wrapper has an attribute ``is_async``, that decides.
+    If the listener has an attribute ``is_async``, as a wrapper may have, return its value.
     """
     if (declared := getattr(listener, "is_async", None)) is not None:
         return bool(declared)
