@@ -1,9 +1,9 @@
 """Metrics of a micro-batch or of a commit within one, and the position of each queue after it. Pure.
 
-Rule 1: planned ranges and brokers' offsets come from Spark's progress, which every query of the source has. A
-consumer's results come from its :class:`BatchReport`. A query without a consumer has reached the end of its
-plan.
-Rule 2: A commit that is made while its batch's job runs has its own metrics, from its report and from the
+Rule 1: planned ranges and brokers' offsets come from the progress that Spark reports for every query. A
+consumer's results come from its :class:`BatchReport`. A query without a consumer has none; it counts as
+having reached the end of each planned range.
+Rule 2: a commit that is made while its batch's job runs has its own metrics, from its report and from the
 brokers. The metrics at the batch's end count only what came after the last such commit.
 Rule 3: :class:`QueueLag` defines lag, here and in ``pyspark-rocketmq offsets lag``.
 """
@@ -36,8 +36,8 @@ class QueueMetrics:
     """Messages read. None without a consumer, because Spark then counts all queues together; also None if the
     batch read nothing of the queue, or was dropped."""
     acknowledged: int = 0
-    """Messages done, dead letters included: the queue's position is past them. Without a consumer: offsets
-    passed."""
+    """Messages done, dead letters included: the queue's position is past them. Without a consumer: number of
+    planned offsets, which all count as done."""
     retried: int = 0
     """Number of deliveries that the listener gave back."""
     dead_letters: int = 0
@@ -72,7 +72,8 @@ class BatchMetrics:
     at_s: float
     """Wall-clock second of these metrics: a moment after the end of the batch or the commit."""
     duration_s: float
-    """Duration of the batch. For a commit within it: time since the run's previous metrics, or its start."""
+    """Duration of the batch. For a commit within it: time since the run's previous metrics, or since the
+    run's start if there are none."""
     rows: int | None
     """Rows added to the consumer's sink; None without a consumer, or if the batch was dropped."""
     queues: tuple[QueueMetrics, ...]
@@ -103,7 +104,7 @@ class BatchMetrics:
 
     @property
     def acknowledged(self) -> int:
-        """Messages done in all queues, dead letters included; without a consumer, offsets passed."""
+        """Messages done in all queues, dead letters included; without a consumer, planned offsets."""
         return sum(one.acknowledged for one in self.queues)
 
     @property

@@ -73,15 +73,17 @@ class StoredTimes:
     def is_due(self) -> bool:
         """Whether brokers may be asked again for a commit within a batch.
 
-        This needs a pause after the last queries for the ends of queues, 20 times as long as they took.
+        They may after a pause since they were last asked for the ends of queues. The pause is 20 times as
+        long as those requests took.
         """
         return self._clock.monotonic_s() >= self._due_s
 
     def ends(self, positions: Mapping[MessageQueue, int], *, asks: bool) -> dict[MessageQueue, int]:
-        """Return the ends of the queues whose brokers answer.
+        """Return the ends of the queues in ``positions`` whose brokers answer.
 
-        With ``asks=False`` no broker is asked: return the ends found last. Of these, an end below the queue's
-        position in ``positions`` is raised to this position, since messages up to there have been consumed.
+        With ``asks=False`` no broker is asked: return the ends that were found last. An end below the queue's
+        position in ``positions`` is then raised to this position, since messages up to there have been
+        consumed.
         """
         if not asks:
             return {queue: max(end, positions.get(queue, end)) for queue, end in self._ends.items()}
@@ -325,7 +327,10 @@ class QueryMonitor(StreamingQueryListener):
         self._submit(self._forget, str(event.runId))
 
     def _submit(self, work: Callable[..., None], *arguments: Any) -> bool:
-        """Submit work; return False if the monitor is closed: Spark may report a batch during ``close``."""
+        """Have the monitor's thread do ``work``; return False if the monitor is closed.
+
+        Spark may report a batch during :meth:`close`.
+        """
         with self._guard:
             self._waiting += 1
         try:

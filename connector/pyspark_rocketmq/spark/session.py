@@ -58,7 +58,7 @@ _ENCRYPTIONS: Final = (
     "spark.authenticate.enableSaslEncryption",
 )
 _MANY: Final = 10_000
-"""Number of rows in the job that counts tasks, large enough that every task gets some."""
+"""Number of rows of the job that counts tasks, so many that every task gets some."""
 _PROBE: Final = """\
 import sys
 from pyspark_rocketmq.requirements import check_packages

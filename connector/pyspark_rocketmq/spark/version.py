@@ -73,7 +73,7 @@ def arrow_schema(columns: StructType) -> pa.Schema:
 class _ArchiveStamp:
     """Replacement for a finder's ``invalidate_caches``, which drops the cached directory of an archive.
 
-    A call of this one drops it only if the archive's file has changed.
+    A call of the replacement drops that directory only if the archive's file has changed.
     """
 
     def __init__(self, finder: zipimporter) -> None:
