@@ -35,9 +35,9 @@ class Clock(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Deadline:
-    """A moment on a monotonic clock until which work must end.
+    """A moment on a monotonic clock by which work must end.
 
-    Calls pass it on to the calls that they make, so that all share one time budget.
+    A function passes its deadline on to the functions that it calls, so that all share one time budget.
     """
 
     clock: Clock

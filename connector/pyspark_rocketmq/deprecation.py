@@ -35,10 +35,10 @@ class Deprecation:
         )
 
     def warn(self, stacklevel: int = 2) -> None:
-        """Show the warning at the place that uses the old name.
+        """Show the warning, as one at the place in the user's code that uses the old name.
 
-        With ``stacklevel`` 2 this is the call of the function that calls this method. A higher number skips
-        more frames.
+        With ``stacklevel`` 2 that place is the call of the function that calls this method. A higher number
+        skips more frames.
         """
         warnings.warn(str(self), FutureWarning, stacklevel=stacklevel + 1)
 

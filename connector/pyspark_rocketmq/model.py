@@ -467,9 +467,10 @@ class QueueState(NamedTuple):
 
     A time more than 30 s ahead counts as over, because it was written before the clock was set back.
 
-    In an ack without progress, whose next offset is where its range began, this value shows how to go on. A
-    time: the queue goes on at that time; the time of the ack itself means immediately. None: the listener
-    received the whole range, and needs more messages before it commits (``StallCounter``)."""
+    An ack without progress, whose next offset is where its range began, shows by this value how to go on. A
+    time means that the queue goes on at that time; the time of the ack itself means immediately. None means
+    that the listener received the whole range, and needs more messages before it commits
+    (``StallCounter``)."""
     retry_counts: RetryCounts = NO_RETRIES
     """How often the listener gave back each of the messages from ``next_offset`` on.
 
@@ -519,9 +520,10 @@ class QueueState(NamedTuple):
 
     @property
     def is_on_trial(self) -> bool:
-        """Whether the message at ``next_offset`` suspended the queue, or may have, and may do so again.
+        """Whether the queue was suspended, certainly or perhaps, because of the message at ``next_offset``.
 
-        The next range is then short, so that few messages are delivered in vain.
+        The same message may suspend the queue again. So the next range is short, and few messages are
+        delivered in vain.
         """
         if self.suspended_until_s is None:
             return False
@@ -577,7 +579,7 @@ class QueueRange:
 
 
 class QueueBounds(NamedTuple):
-    """First and last offsets of one queue's messages at a broker, at one moment."""
+    """Bounds of the offsets that one queue's messages have at a broker, at one moment."""
 
     min_offset: int
     max_offset: int
@@ -603,7 +605,7 @@ class ReturnType(StrEnum):
 
     SUCCESS = "SUCCESS"
     TIME_OUT = "TIME_OUT"
-    """The call lasted at least as long as the consume time-out, and did not end in the next two ways."""
+    """The call lasted at least as long as the consume time-out. It raised no error, and returned a value."""
     EXCEPTION = "EXCEPTION"
     RETURNNULL = "RETURNNULL"
     """The listener returned None."""

@@ -1,4 +1,4 @@
-"""Keeps a process from ending within the work of its background threads.
+"""Keeps a process from ending while its background threads are in native code, such as delta-rs.
 
 When Python shuts down, a daemon thread that returns from native code is ended at that point; if that code is
 delta-rs or Arrow, the process crashes (exit code -11). So Python's exit waits for calls that are under way

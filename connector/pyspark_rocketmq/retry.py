@@ -51,9 +51,9 @@ def call_with_retry(
 ) -> T:
     """Call ``operation`` until it succeeds, as far as ``policy`` and ``deadline`` allow.
 
-    ``operation`` is called again after errors that ``is_tried_again`` allows, by default the retryable ones.
-    Any other error, and the error of the last attempt, reaches the caller unchanged.  A pause is begun only
-    if it ends before the deadline.
+    ``operation`` is called again after errors for which ``is_tried_again`` returns True, by default those
+    whose ``retryable`` is True. Any other error, and the error of the last attempt, reaches the caller
+    unchanged.  A pause is begun only if it ends before the deadline.
     """
     failures = 0
     while True:
@@ -84,13 +84,13 @@ def commit_with_retry(
         attempt: Makes the commit. Its argument is the error of the previous attempt, or None at the first
             one.  After an error it is unknown whether the commit was stored (delta-rs#2279), so the next
             attempt must look for the commit before it makes it again.
-        pauses_s: Pauses before further attempts, one for each; after the last of these attempts, its error
+        pauses_s: Pauses in seconds before further attempts, one for each. The error of the last attempt
             reaches the caller.
         sleep: Function that waits.
-        unknown: Errors after which it is unknown whether the commit was stored: it is attempted again. All
+        unknown: Errors after which it is unknown whether the commit was stored, so it is attempted again. All
             other errors reach the caller immediately.
-        refused: Those of the ``unknown`` errors that prove that the commit was not stored and never will be.
-            They reach the caller immediately, too.
+        refused: Subclasses of the ``unknown`` errors which prove that the commit was not stored and never
+            will be. They reach the caller immediately, too.
     """
     pauses = iter(pauses_s)
     failure: Exception | None = None

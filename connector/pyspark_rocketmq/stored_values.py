@@ -161,7 +161,7 @@ class LastMessage(NamedTuple):
 
 
 class RememberedMessages(StoredValue[tuple[LastMessage, ...]]):
-    """The newest message consumed in a generation of a queue, and up to two before it.
+    """The newest message that a group has consumed in a generation of a queue, and up to two earlier ones.
 
     A *generation* is a period in which each offset of the queue stands for only one message.
 
@@ -225,8 +225,8 @@ class RememberedMessages(StoredValue[tuple[LastMessage, ...]]):
     def with_passed(self, passed: RememberedMessages) -> RememberedMessages:
         """Return these messages with those of ``passed``, at most three, by descending offset.
 
-        The newest of all is kept first, then those of ``passed``, then others of these messages. All must be
-        of the same generation of the queue.
+        If there are more than three, the newest of all is kept, then those of ``passed``, then others of
+        these messages. All must be of the same generation of the queue.
 
         Args:
             passed: Messages that a move of the group has passed: the one right before its new position, the
