@@ -244,7 +244,10 @@ def rows_of_files(table: DeltaTable, columns: Sequence[str], may_have: MayHave) 
 
 
 def _is_plain(table: DeltaTable) -> bool:
-    """Return whether a table's files have its rows as they are: no column mapping, only known features."""
+    """Return whether the table's files hold its rows unchanged.
+
+    They do if the table has no column mapping, and no reader features except those that this module knows.
+    """
     is_mapped = table.metadata().configuration.get("delta.columnMapping.mode", "none") != "none"
     return not is_mapped and _READ_FEATURES.issuperset(table.protocol().reader_features or ())
 

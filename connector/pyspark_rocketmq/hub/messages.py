@@ -429,7 +429,9 @@ class TaskDone:
     kind: ClassVar[str] = "done"
     task: str
     part: PartCopy
-    """Copy of the last piece of the task's result; None if there is no such piece, or it is too large."""
+    """Copy of the last part, which comes with the job's result; None if there is none, or it is too large.
+
+    With the copy, the driver can commit the part and give up its queues before the job ends."""
 
 
 # --- driver to planner ----------------------------------------------------------------------------------

@@ -128,8 +128,8 @@ class PlannerControl:
     def leaves(self, plan: int) -> None:
         """Report to the driver that the planner ends.
 
-        Its process waits until nothing of ``plan`` is delivered any more. After this a broken connection is
-        not made again.
+        The planner's process waits until nothing of ``plan`` is delivered any more. After this call, a broken
+        connection is not made again.
         """
         self._is_leaving = True
         self._send(PlannerLeaving(plan))

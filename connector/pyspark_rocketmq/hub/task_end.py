@@ -468,7 +468,10 @@ class TaskControl(RangeInstructions):
             )
 
     def done(self, last: Part | None) -> None:
-        """Report the task's end; the driver gets a copy of the last part, if it is not too large."""
+        """Report the task's end; send the driver a copy of the last part, unless the part is too large.
+
+        With the copy, the driver can commit the part and give up its queues before the job ends.
+        """
         copy = None if last is None or line_bytes(last.facts) > _LARGEST_COPY else last
         self._leave()
         self._connection.send(TaskDone(self.id, copy))

@@ -137,6 +137,7 @@ class CallEnded:
     number: int
     """Number of the delivery, as given to ``ListenerWorkers.call``."""
     failure: BaseException | None = None
+    """Error that ``invoke`` raised; None if it returned. ``ListenerCall`` has the errors of the listener."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +145,9 @@ class SendBackEnded:
     """A message was sent back, or could not be sent back."""
 
     index: int
+    """Index of the message, as given to ``ListenerWorkers.send_back``."""
     failure: BaseException | None = None
+    """Error with which the sending failed; None if the message was sent back."""
 
 
 Event = CallEnded | SendBackEnded

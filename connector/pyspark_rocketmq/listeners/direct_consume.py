@@ -44,8 +44,8 @@ _ORDERLY_RESULTS = {
 class DirectConsumer:
     """Calls a listener for single messages, in this process, for its side effects; its rows are dropped.
 
-    Source: RocketMQ 5.3.3 ``ConsumeMessageOrderlyService.consumeMessageDirectly`` and the concurrent
-    service's.
+    Source: RocketMQ 5.3.3 ``consumeMessageDirectly`` of ``ConsumeMessageOrderlyService`` and of
+    ``ConsumeMessageConcurrentlyService``.
     """
 
     def __init__(self, listener: str, consumer_group: str, *, orderly: bool) -> None:

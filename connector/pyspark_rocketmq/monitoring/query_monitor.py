@@ -185,13 +185,15 @@ class QueryState:
     batches: int = 0
     """Number of micro-batches of this run that the monitor has seen end."""
     batch_s: float | None = None
-    """Duration of the last micro-batch that has ended; None before."""
+    """Duration of the last micro-batch that has ended, in seconds; None before the first end."""
     rows: int = 0
+    """Number of rows added to the consumer's sink."""
     store_to_listener: LatencyHistogram = NONE_COUNTED
     """For all messages that a consumer has finished: times from storage at the broker to delivery."""
     store_to_commit: LatencyHistogram = NONE_COUNTED
     """For the same messages: times from storage at the broker to the commit that passed them."""
     queues: Mapping[MessageQueue, QueueTotals] = field(default_factory=dict)
+    """Sums by queue."""
 
     def after(self, metrics: BatchMetrics) -> QueryState:
         """Return the state after ``metrics``, of one more batch or one more commit while a batch runs."""
