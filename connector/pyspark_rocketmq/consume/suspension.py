@@ -4,8 +4,8 @@ A listener that gives messages back suspends their queue. While the task that co
 the suspension itself, by its own *monotonic* clock (``now_s`` of the state machine in
 :mod:`pyspark_rocketmq.consume.orderly`). The task's acks, and the queue's row in the offset store, have the
 suspension's end by the *wall* clock (``QueueState.suspended_until_s``), because another process or machine
-reads it there. A wall clock may be set back, so a suspension never counts for more than 30 s, the longest
-time that it can last.
+reads it there. A wall clock may be set back, and clocks of two machines differ, so an end that is too far away
+does not count.
 """
 
 from __future__ import annotations
@@ -21,6 +21,9 @@ LONGEST_SUSPEND_MILLIS: Final = consumer_bounds("suspend_current_queue_time_mill
 DEFAULT_SUSPEND: Final = -1
 """Suspend time of a context that means the consumer's own setting (``ConsumeOrderlyContext``)."""
 LONGEST_SUSPEND_S: Final = LONGEST_SUSPEND_MILLIS / 1000
+CLOCKS_DIFFER_S: Final = 30.0
+"""How far a worker's clock may be ahead of the driver's, or a clock be set back, before a suspension counts as
+over: a suspension of 30 s must not end early because two clocks differ by half a second."""
 
 
 def pause_s(suspend_millis: float, default_millis: float) -> float:
@@ -69,8 +72,10 @@ def suspended_for_s(until_s: float, wall_s: float) -> float:
 def suspended_until(state: QueueState, wall_s: float) -> float | None:
     """Return the end of a queue's suspension for the planner; None if the queue may be planned now.
 
-    An end more than 30 s away counts as over: it was written before the clock was set back.
+    An end further away than ``LONGEST_SUSPEND_S`` and ``CLOCKS_DIFFER_S`` together counts as over: it was
+    written before the clock was set back.
     """
     due_s = state.suspended_until_s
-    is_waiting = due_s is not None and wall_s < due_s <= wall_s + LONGEST_SUSPEND_S
+    longest_s = LONGEST_SUSPEND_S + CLOCKS_DIFFER_S
+    is_waiting = due_s is not None and wall_s < due_s <= wall_s + longest_s
     return due_s if is_waiting else None
