@@ -232,12 +232,11 @@ class RememberedMessages(StoredValue[tuple[LastMessage, ...]]):
             passed: Messages that a move of the group has passed: the one right before its new position, the
                 last one before the generation's end, or both.
         """
+        if passed.newest is None:
+            return self
         known, found = self.messages, passed.messages
-        if not known or not found or found[0].queue_offset >= known[0].queue_offset:
-            together = self
-            for message in reversed(found):
-                together = together.with_newest_of(RememberedMessages((message,)))
-            return together
+        if not known or found[0].queue_offset >= known[0].queue_offset:
+            known, found = self.with_newest_of(passed).messages, found[1:]
         places = {each.queue_offset for each in found}
         others = [each for each in known[1:] if each.queue_offset not in places]
         kept = (*found, *others)[: _MOST_REMEMBERED - 1]

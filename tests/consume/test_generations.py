@@ -219,6 +219,24 @@ def test_the_newest_message_is_remembered_however_far_a_group_went_back() -> Non
     assert last.with_newest_of(RememberedMessages.of(LastMessage.unknown(99))) == last
 
 
+@given(
+    known=st.sets(st.integers(0, 30), max_size=3),
+    passed=st.sets(st.integers(0, 30), min_size=1, max_size=2),
+)
+def test_the_newest_message_and_those_passed_are_remembered(known: set[int], passed: set[int]) -> None:
+    """F4, F5: also if a move passed one message ahead of those remembered, and one among them."""
+    before, found = (
+        RememberedMessages(tuple(at(offset, offset) for offset in sorted(offsets, reverse=True)))
+        for offsets in (known, passed)
+    )
+
+    remembered = [message.queue_offset for message in before.with_passed(found).messages]
+
+    assert remembered == sorted(remembered, reverse=True)
+    assert {max(known | passed), *passed} <= set(remembered) <= known | passed
+    assert len(remembered) == min(3, len(known | passed))
+
+
 @given(st.lists(st.integers(1, 50), min_size=3, max_size=300))
 def test_of_many_messages_the_newest_one_before_it_and_a_far_one_are_remembered(steps: list[int]) -> None:
     """F4"""
