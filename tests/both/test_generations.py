@@ -19,6 +19,7 @@ from pyspark_rocketmq.source.message_lookup import Found, MessageLookup
 from pyspark_rocketmq.source.ranges import offset_to_plan
 from pyspark_rocketmq.source.readers import RocketMQStreamReader
 from pyspark_rocketmq.wire.codes import RequestCode
+from pyspark_rocketmq.wire.properties import TAGS
 from pyspark_rocketmq.wire.requests.send import SendSettings
 from tests.both.support import await_readable
 from tests.helpers.administrator import Administrator
@@ -156,6 +157,29 @@ def test_a_topic_made_again_while_the_group_reads_it_is_read_whole_in_a_new_gene
     assert stays.offsets(query, count) == list(range(count))
 
     assert stays.generation == 1
+
+
+@pytest.mark.parametrize("fails", ["false", "true"])
+def test_a_topic_made_again_is_found_though_the_filter_leaves_out_the_message_at_the_last_offset(
+    stays: Stays, put: Put, make_again: Callable[[int], None], fails: str
+) -> None:
+    """F4 ★, H1: a pull of the range does not show it, and all before the range would be lost."""
+
+    def tagged(*tags: str) -> list[Message]:
+        return [Message(topic=stays.queue.topic, body=b"new", properties={TAGS: each}) for each in tags]
+
+    put(*tagged("paid", "paid", "paid"))
+    query = stays.come(failOnDataLoss=fails, subscription="paid")
+    stays.offsets(query, 3)
+    make_again(0)
+    put(*tagged("paid", "paid", "created", "paid"))
+
+    if fails == "true":
+        with pytest.raises(OffsetsBeganAgain):
+            stays.offsets(query, 1)
+    else:
+        assert stays.offsets(query, 3) == [0, 1, 3]
+        assert stays.generation == 1
 
 
 def test_a_topic_made_again_between_plan_and_pull_is_read_whole_in_a_new_generation(

@@ -262,7 +262,9 @@ def test_an_old_offset_is_not_sent_again_when_the_queue_has_moved(
     assert brokers.sent.empty()
 
 
-@pytest.mark.parametrize("pause", [FakeClock.advance, FakeClock.step], ids=["process stops", "machine sleeps"])
+@pytest.mark.parametrize(
+    "pause", [FakeClock.advance, FakeClock.step], ids=["process stops", "machine sleeps"]
+)
 def test_a_process_that_slept_before_it_sent_looks_whether_it_was_replaced(
     brokers: Brokers, store: MemoryOffsetStore, pause: Callable[[FakeClock, float], None]
 ) -> None:

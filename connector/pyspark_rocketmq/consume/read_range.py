@@ -11,6 +11,7 @@ from pyspark_rocketmq.model import BrokerAddress, QueueRange, UndecodableMessage
 from pyspark_rocketmq.options.connection import PLAIN_SOURCE_GROUP
 from pyspark_rocketmq.options.read import ReadFrom, ReadOptions
 from pyspark_rocketmq.options.subscription import EVERYTHING
+from pyspark_rocketmq.stored_values import LastMessage
 
 
 class PullThresholds(NamedTuple):
@@ -117,10 +118,26 @@ class ReadRange:
         return self.is_sql92 or self.subscription.strip() != EVERYTHING
 
     @property
+    def looked_up(self) -> LastMessage | None:
+        """The witness that is looked up before the range is read; None if none has to be.
+
+        That is the witness ahead of the range; without one, and under a filter, it is the one before the
+        range. Under a filter the broker may leave out the message that is now at this offset, so a pull of
+        the range would not show another log.
+        """
+        ahead, before = self.witnesses.ahead, self.witnesses.before
+        return before if ahead is None and self.is_filtered else ahead
+
+    @property
+    def pulled_again(self) -> LastMessage | None:
+        """The witness before the range that is pulled with it; None under a filter, or if there is none."""
+        return None if self.is_filtered else self.witnesses.before
+
+    @property
     def pulled_from(self) -> int:
-        """Offset at which pulling begins: that of the witness before the range, else the range's start.
+        """Offset at which pulling begins: that of :attr:`pulled_again`, else the range's start.
 
         A message before the range is only compared with that witness, and is not part of the range.
         """
-        before = self.witnesses.before
+        before = self.pulled_again
         return self.planned.start if before is None else before.queue_offset

@@ -4,8 +4,8 @@ A listener that gives messages back suspends their queue. While the task that co
 the suspension itself, by its own *monotonic* clock (``now_s`` of the state machine in
 :mod:`pyspark_rocketmq.consume.orderly`). The task's acks, and the queue's row in the offset store, have the
 suspension's end by the *wall* clock (``QueueState.suspended_until_s``), because another process or machine
-reads it there. A wall clock may be set back, and clocks of two machines differ, so an end that is too far away
-does not count.
+reads it there. A wall clock may be set back, and clocks of two machines differ, so an end that is too far
+away does not count.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ DEFAULT_SUSPEND: Final = -1
 """Suspend time of a context that means the consumer's own setting (``ConsumeOrderlyContext``)."""
 LONGEST_SUSPEND_S: Final = LONGEST_SUSPEND_MILLIS / 1000
 CLOCKS_DIFFER_S: Final = 30.0
-"""How far a worker's clock may be ahead of the driver's, or a clock be set back, before a suspension counts as
-over: a suspension of 30 s must not end early because two clocks differ by half a second."""
+"""How far a worker's clock may be ahead of the driver's, or a clock be set back, until a suspension counts as
+over. Half a second between two clocks must not end a suspension of 30 s."""
 
 
 def pause_s(suspend_millis: float, default_millis: float) -> float:

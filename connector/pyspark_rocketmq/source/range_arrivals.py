@@ -12,6 +12,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Final
 
+from pyspark_rocketmq.client.cluster import run_concurrently
 from pyspark_rocketmq.clock import Clock
 from pyspark_rocketmq.consume.fetch_window import QueueReset
 from pyspark_rocketmq.consume.read_range import PullThresholds
@@ -23,6 +24,8 @@ from pyspark_rocketmq.source.range_reader import DecodedChunks, Messages, RangeR
 from pyspark_rocketmq.source.ranges import QueuePartition
 from pyspark_rocketmq.source.schema import Arrival, RangeEnd
 
+_LOOK_UPS_AT_ONCE: Final = 8
+"""Maximum number of ranges whose witnesses are looked up at the same time."""
 _SHOWN_EVERY_S: Final = 5.0
 """Time without messages after which open ranges yield how far they were read, in seconds.
 
@@ -131,7 +134,7 @@ class RangeArrivals:
         is_open = self.is_open
         if within_s is None:
             within_s = _SHOWN_EVERY_S if is_open else math.inf
-        unread = list(self._compared_ahead())
+        unread = self._of_other_logs()
         begun = [reader.arrival() for reader in self._readers if not reader.is_done] if is_open else []
         if unread or begun:
             yield unread + begun
@@ -172,12 +175,17 @@ class RangeArrivals:
             fetched.close()
             self._report_resets()
 
-    def _compared_ahead(self) -> Iterator[Arrival]:
-        """Yield an end for each range that :meth:`RangeReader.compare_ahead` finds must not be read."""
-        for reader, window in zip(self._readers, self._fetcher.ranges, strict=True):
-            for end in reader.compare_ahead():
+    def _of_other_logs(self) -> list[Arrival]:
+        """Return an end for each range that :meth:`RangeReader.look_up_witness` finds must not be read."""
+        windows = zip(self._readers, self._fetcher.ranges, strict=True)
+        asked = [(reader, window) for reader, window in windows if reader.partition.looked_up is not None]
+        ends = run_concurrently([reader.look_up_witness for reader, _ in asked], at_most=_LOOK_UPS_AT_ONCE)
+        unread = []
+        for (reader, window), end in zip(asked, ends, strict=True):
+            if end is not None:
                 window.stop()
-                yield reader.arrival([end])
+                unread.append(reader.arrival([end]))
+        return unread
 
     def _report_resets(self) -> None:
         """Report each reset that the answer to a pull has reported and that no yielded range end contains."""

@@ -231,7 +231,7 @@ class RangeReader:
         self._is_pulled_again = False
         """Whether the rest of the window's chunks is dropped and pulled again, because it is unknown where
         the next message begins."""
-        self._before = partition.witnesses.before
+        self._before = partition.pulled_again
         """The consumed message right before the range, by which the log is compared. None if no such message
         is known, and after it was compared."""
         self._unexplained = range(0)
@@ -241,23 +241,23 @@ class RangeReader:
     def left(self) -> QueuePartition:
         """Return the partition with the rest of its range, which is still to be pulled."""
         planned = self.partition.planned
-        if self._expected == planned.start and self._before == self.partition.witnesses.before:
+        if self._expected == planned.start and self._before == self.partition.pulled_again:
             return self.partition
         from_here = planned.starting_at(self._expected)
         return replace(self.partition, planned=from_here, witnesses=NO_WITNESSES)
 
-    def compare_ahead(self) -> Iterator[RangeEnd]:
+    def look_up_witness(self) -> RangeEnd | None:
         """Check, before the range is read, whether its queue still has the log that was consumed.
 
-        This needs a look-up only if the newest consumed message is at or after the range's start. Yield an
-        end if the range must not be read: its queue has another log, its group was reset, or its broker
-        cannot be asked now.
+        The broker is asked only if the range has a witness that must be looked up
+        (``ReadRange.looked_up``). Return an end if the range must not be read: its queue has another log, its
+        group was reset, or its broker cannot be asked now. Otherwise return None.
         """
         partition = self.partition
-        planned, ahead = partition.planned, partition.witnesses.ahead
-        if ahead is None:
-            return
-        place = planned.queue, ahead.queue_offset, partition.address
+        planned, consumed = partition.planned, partition.looked_up
+        if consumed is None:
+            return None
+        place = planned.queue, consumed.queue_offset, partition.address
         reset_to = None
         try:
             found = found_at(brokers_of(partition), partition.settings.consumer_group, *place)
@@ -266,8 +266,8 @@ class RangeReader:
                 raise
             reason, why = _reason_of(error), str(error)
         else:
-            if not found.is_reset and not shows_another_log(ahead, found.message, found.bounds):
-                return
+            if not found.is_reset and not shows_another_log(consumed, found.message, found.bounds):
+                return None
             reset_to = found.reset_to
             reason = EndReason.EARLY if found.is_reset else EndReason.ANOTHER_LOG
             why = f"reset to {reset_to}" if found.is_reset else str(reason)
@@ -276,7 +276,7 @@ class RangeReader:
         )
         self.is_done = True
         end = replace(planned, end=planned.start)
-        yield RangeEnd(planned=end, rows=0, reset_to=reset_to, reason=reason)
+        return RangeEnd(planned=end, rows=0, reset_to=reset_to, reason=reason)
 
     def begin(self, window: RangeWindow) -> None:
         """Use a fetcher's ``window`` from now on, which has the state and bounds of the range's pulls."""
