@@ -272,6 +272,23 @@ def test_what_a_filter_leaves_out_is_reached_without_a_message() -> None:
     assert (end.planned.end, end.reason, end.rows) == (17, EndReason.STOPPED, 0)
 
 
+@pytest.mark.parametrize("is_first", [True, False])
+def test_ranges_of_one_task_are_decoded_each_in_its_columns(is_first: bool) -> None:
+    """K7: without `properties` the topic's range must not take them from the retry topic's."""
+    reduced = OPEN.with_columns(("keys", "body"))
+    whole = replace(OPEN, planned=replace(OPEN.planned, queue=RETRY_QUEUE))
+    partitions = [reduced, whole] if is_first else [whole, reduced]
+    taken = [FetchedChunks(index, [PullChunk(usual(10), 100, START)], False, None, 11) for index in range(2)]
+
+    found = decode_chunks(partitions, taken)
+
+    columns = [set(piece.schema.names) for decoded in found for piece in decoded.messages]
+    few, all_columns = columns if is_first else reversed(columns)
+    assert "body" in few
+    assert "properties" not in few
+    assert "properties" in all_columns
+
+
 @pytest.mark.parametrize("ranges", [1, 2])
 @pytest.mark.parametrize("is_compressed", [False, True], ids=["plain", "compressed"])
 def test_more_than_a_column_holds_is_decoded_in_turn(

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property
 from operator import lt
-from typing import Final, NamedTuple, TypeAlias, TypedDict, TypeVar
+from typing import Any, Final, NamedTuple, TypeAlias, TypedDict, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -120,7 +120,7 @@ class DecodedChunks(NamedTuple):
 def decode_chunks(
     partitions: Sequence[QueuePartition], together: Sequence[FetchedChunks], *, few_as_objects: bool = False
 ) -> list[DecodedChunks]:
-    """Decode all bodies of the same broker and subscription together; if that fails, range by range.
+    """Decode all bodies of one broker that are decoded alike together; if that fails, range by range.
 
     A range that still fails is decoded body by body.
 
@@ -128,7 +128,7 @@ def decode_chunks(
     none is malformed or has a time that a column cannot hold.
     """
     messages: dict[int, Iterable[Messages | Undecodable]] = {}
-    alike: dict[tuple[str, str], dict[int, list[PulledBody]]] = {}
+    alike: dict[tuple[Any, ...], dict[int, list[PulledBody]]] = {}
     for index, chunks, *_ in together:
         if chunks:
             partition = partitions[index]
@@ -137,9 +137,17 @@ def decode_chunks(
             if few is not None:
                 messages[index] = (few,)
                 continue
-            key = partition.planned.queue.broker_name, partition.subscription
+            # Ranges of one task may differ: a retry topic's is read whole, and with all columns.
+            settings = partition.settings
+            key = (
+                partition.planned.queue.broker_name,
+                partition.subscription,
+                partition.is_sql92,
+                settings.columns,
+                settings.property_columns,
+            )
             alike.setdefault(key, {})[index] = bodies
-    for (broker_name, _), by_range in alike.items():
+    for (broker_name, *_), by_range in alike.items():
         wanted = _decode_args(partitions[next(iter(by_range))])
         decoded = decode_together(list(by_range.values()), broker_name, **wanted)
         for (index, of_range), found in zip(by_range.items(), decoded, strict=True):
