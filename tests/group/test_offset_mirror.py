@@ -226,6 +226,28 @@ def test_a_queue_gets_one_offset_a_second_unless_somebody_is_to_have_a_queue(
     assert brokers.sent.empty()
 
 
+@pytest.mark.parametrize("change", ["claim", "reset"])
+def test_an_offset_that_waits_for_the_pace_is_not_sent_when_the_queue_has_moved(
+    brokers: Brokers, store: MemoryOffsetStore, change: str
+) -> None:
+    """C5, F5: the broker has the reset by then, and would go back to the old offset for good."""
+    clock = FakeClock()
+    mirror = OffsetMirror(options(brokers), store, GROUP, pace_s=10 * PATIENCE_S, clock=clock)
+    mirror.show([commit(A0, 7)])
+    assert brokers.next() == (A0, 7)
+    mirror.show([commit(A0, 8), commit(A1, 5)])
+
+    if change == "claim":
+        store.claim(GROUP, "other", {A0: 0})
+    else:
+        store.reset(GROUP, {A0: 2})
+    clock.advance(0.5)
+    assert mirror.flush(PATIENCE_S)
+
+    assert brokers.next() == (A1, 5)
+    assert brokers.sent.empty()
+
+
 def test_the_store_gets_what_has_arrived_when_the_query_ends(
     brokers: Brokers, store: MemoryOffsetStore
 ) -> None:

@@ -44,8 +44,12 @@ _PACE_S: Final = 1.0
 _QUIET_S: Final = LONGEST_S + 1.0
 """Seconds without a new offset after which the store records the offsets that have arrived. This is longer
 than the time between two offset commits of a busy query."""
-_LATE_S: Final = 1.5 * _PACE_S
-"""Age in seconds from which an offset is late: it is sent only if the queue's epoch is unchanged (rule 2)."""
+_LATE_S: Final = 0.1
+"""Age in seconds from which an offset is late: it is sent only if the queue's epoch is unchanged (rule 2).
+
+An offset that does not wait is sent within milliseconds. One that waits for the pace (rule 4) is late: an
+operator's reset may come, and be written to the broker, meanwhile.
+"""
 _AT_EXIT_S: Final = 2.0
 _AFTER_QUERY_S: Final = 60.0
 """Time for which offsets are still sent after the end of their query, in seconds."""
