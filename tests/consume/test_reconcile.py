@@ -141,7 +141,7 @@ def test_each_claim_goes_on_where_the_last_one_to_move_the_group_has_left_it(
             begins_at = resolve_start_offset(stored, shown, at_broker, was_reset=False)
             # The one thing that cannot be found out: somebody has put there just what this side had shown before.
             assert begins_at == truth or at_broker in shown
-            shown = shown.since(at_broker).followed_by(at_broker)
+            shown = shown.found(at_broker)
             stored = truth = begins_at + offset
             shown = shown.followed_by(stored)
             if arrives:

@@ -477,7 +477,7 @@ class OffsetStoreConformance(PositionConformance):
         assert [store.read(GROUP)[queue].shown.to_text() for queue in (Q0, Q1)] == ["[9]", "[0]"]
         assert store.claim(GROUP, "c", {Q0: 0}, at_brokers={Q0: 9})[Q0].shown.to_text() == "[9]"
         moved = store.claim(GROUP, "c", {Q0: 0}, at_brokers={Q0: 4})[Q0]
-        assert (moved.next_offset, moved.shown.to_text(), moved.batch_id) == (4, "[9,4]", FOLLOWED)
+        assert (moved.next_offset, moved.shown.to_text(), moved.batch_id) == (4, "[4]", FOLLOWED)
         assert store.claim(GROUP, "c", {Q0: 0}, at_brokers={Q0: 4})[Q0].next_offset == 4
 
     def test_an_offset_that_another_member_of_this_side_has_overtaken_is_not_followed(
@@ -494,7 +494,7 @@ class OffsetStoreConformance(PositionConformance):
 
         assert (claimed.next_offset, claimed.shown.to_text(), claimed.batch_id) == (30, "[20,30]", 1)
         again = store.claim(GROUP, "c", {Q0: 0}, at_brokers={Q0: 9}, rows_before=read_before)[Q0]
-        assert (again.next_offset, again.shown.to_text()) == (9, "[20,30,9]")
+        assert (again.next_offset, again.shown.to_text()) == (9, "[30,9]")
 
     @pytest.mark.parametrize(
         ("target", "is_recorded"), [(0, False), (100, False), (120, False), (0, True), (100, True)]

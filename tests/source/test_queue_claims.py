@@ -395,8 +395,9 @@ def test_a_reset_that_a_java_member_followed_is_not_undone() -> None:
     assert planning.next() == [(A0, 12, 100)]
 
 
-def test_a_second_reset_while_the_group_is_away_is_followed_too() -> None:
-    """F5: the first one was shown to the broker, so what it has now came later."""
+@pytest.mark.parametrize("second", [6, 8])
+def test_a_second_reset_while_the_group_is_away_is_followed_too(second: int) -> None:
+    """F5: the first one was shown to the broker, so what it has now came later, even where the group was."""
     brokers = FakeBrokerOffsets()
     planning = Planning({A0: (0, 10)}, group=True, broker_offsets=brokers)
     planning.next()
@@ -404,9 +405,24 @@ def test_a_second_reset_while_the_group_is_away_is_followed_too() -> None:
     planning.store.reset("g", {A0: 2})
     assert planning.next() == [(A0, 2, 10)]
     handed_over(planning, A0)
-    brokers.offsets[A0] = 6
+    brokers.offsets[A0] = second
 
-    assert planning.next() == [(A0, 6, 10)]
+    assert planning.next() == [(A0, second, 10)]
+
+
+def test_an_offset_that_was_followed_is_followed_back_to_where_the_group_had_been() -> None:
+    """F5: somebody skips messages at the broker, and undoes that, while the group is away."""
+    brokers = FakeBrokerOffsets()
+    planning = Planning({A0: (0, 10)}, group=True, broker_offsets=brokers)
+    planning.next()
+    planning.commit(A0, 4, is_shown=True)
+    brokers.offsets[A0] = 4
+    planning.store.note_arrivals("g", {A0: 4})
+    for moved in (9, 4):
+        handed_over(planning, A0)
+        brokers.offsets[A0] = moved
+
+        assert planning.next() == [(A0, moved, 10)]
 
 
 @pytest.mark.parametrize("target", [2, 5])

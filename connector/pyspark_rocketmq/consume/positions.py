@@ -101,6 +101,18 @@ class ShownOffsets(StoredValue[tuple[int, ...]]):
             return ShownOffsets(known[known.index(arrived) :])
         return self if self.is_known else ShownOffsets(())
 
+    def found(self, at_broker: int | None) -> ShownOffsets:
+        """Return a copy after a claim has found ``at_broker`` at the queue's broker.
+
+        Offsets before it in the list are removed. If it is not in the list, somebody else has put it there:
+        then the first offset is removed, which has arrived before; the others may still be on their way. A
+        removed offset that is found at the broker later was put there on purpose, and is followed. None, for
+        a broker that has no offset, removes none.
+        """
+        if at_broker is None or at_broker in self:
+            return self.since(at_broker)
+        return ShownOffsets(self.offsets[1:]).followed_by(at_broker)
+
     def without(self, offset: int) -> ShownOffsets:
         """Return a copy without ``offset``; whether the broker was ever asked stays the same."""
         known = tuple(each for each in self.offsets if each != offset)

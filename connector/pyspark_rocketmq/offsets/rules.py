@@ -290,7 +290,7 @@ def _following(row: OffsetRow, at_broker: int | None, before: OffsetRow | None) 
     # broker may refuse it, or this member may end before.
     is_to_be_sent = not (row.was_reset or row.shown.is_known)
     written = row.next_offset if is_to_be_sent else None
-    row = row._replace(shown=row.shown.since(at_broker).followed_by(at_broker, written))
+    row = row._replace(shown=row.shown.found(at_broker).followed_by(written))
     if next_offset == row.next_offset:
         return row
     return _moved(row, next_offset, FOLLOWED)

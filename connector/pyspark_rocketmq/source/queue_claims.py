@@ -278,6 +278,9 @@ class QueueClaims:
                 if row.batch_id == batch_id
             ]
             self._store.commit(self._group, written, query_id="", batch_id=batch_id)
+        if taken:
+            # Whoever puts an offset from before the reset there from now on moves the group on purpose.
+            self._store.note_arrivals(self._group, {queue: row.next_offset for queue, row in taken.items()})
         self._written |= {queue: row.epoch for queue, row in taken.items()}
         return waiting
 
