@@ -120,7 +120,7 @@ class DecodedChunks(NamedTuple):
 def decode_chunks(
     partitions: Sequence[QueuePartition], together: Sequence[FetchedChunks], *, few_as_objects: bool = False
 ) -> list[DecodedChunks]:
-    """Decode all bodies of one broker that are decoded alike together; if that fails, range by range.
+    """Decode bodies of one broker and one kind of range together; if that fails, range by range.
 
     A range that still fails is decoded body by body.
 
