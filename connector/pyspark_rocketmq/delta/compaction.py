@@ -371,7 +371,7 @@ class _Rewriter:
             self._table = open_table(self._log.table_uri, self._log.storage, version=self._version)
 
     def rewrite(self, files: Sequence[StoredFile]) -> bool:
-        """Join these files of one partition into one, and commit if enough files have gathered.
+        """Join these files of one partition into one, and commit if enough files or bytes have gathered.
 
         Return whether the compaction may go on.  If a file cannot be compacted, keep the error for
         :meth:`finish` and return True.

@@ -198,7 +198,10 @@ class RemoteBrokerOffsets:
         pool: ChannelPool | None = None,
         zeros: set[MessageQueue] | None = None,
     ) -> RemoteBrokerOffsets:
-        """Create an instance for the consumer group in ``options``; nothing connects yet."""
+        """Create an instance for the consumer group in ``options``; nothing connects yet.
+
+        ``pool`` has the connections to use, or is None for new ones; for ``zeros`` see the constructor.
+        """
         assert options.consumer_group is not None
         return cls(options.consumer_group, Cluster.of(options, clock, pool=pool).brokers(), zeros)
 

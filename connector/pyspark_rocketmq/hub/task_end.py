@@ -227,7 +227,7 @@ class TaskControl(RangeInstructions):
         return not self._is_last
 
     def is_paused(self) -> bool:
-        """Return whether no delivery may begin now: the driver cannot be reached, or too many rows wait."""
+        """Return whether no delivery may begin now: the driver is away, or too many rows wait for it."""
         return self._is_paused or self._is_held
 
     def notifies(self, changed: Callable[[], None]) -> None:

@@ -340,7 +340,7 @@ class ArrivedMessages(Sequence[MessageExt]):
         return number, index - (self._ends[number] - len(self._pieces[number]))
 
     def _rows(self, number: int) -> pa.RecordBatch | None:
-        """Return a piece's rows in the form of :class:`ArrowMessages`; None if the piece has objects."""
+        """Return the messages of the piece with this number as columns; None if they are objects."""
         shown, piece = self._shown[number], self._pieces[number]
         if shown is None and not isinstance(piece, list):
             shown = self._shown[number] = _as_shown(piece)

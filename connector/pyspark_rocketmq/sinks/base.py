@@ -147,8 +147,9 @@ def moved_by(
     grown = advance(watermarks, acked)
     if rows and not grown:
         raise OffsetError(
-            f"Group {consumer_group} has {rows} rows for {place}, but no queue has acknowledged messages "
-            "that the sink lacks. Nothing was added. Write only rows of messages that are acknowledged."
+            f"Group {consumer_group} has {rows} rows for {place}, but by its watermarks the sink already has "
+            "the rows of all acknowledged messages. Nothing was added. Write only rows of messages that are "
+            "acknowledged with them."
         )
     return grown
 

@@ -676,8 +676,8 @@ class MicroBatchPlanner:
     def _look(self, *, is_only_one: bool = False) -> Snapshot:
         """Return a new snapshot, and log what is left out of it.
 
-        With ``is_only_one`` no further snapshot is taken, so this one must not lack brokers that have yet to
-        register (:meth:`ClusterView.whole_snapshot`).
+        ``is_only_one``: whether the caller takes no further snapshot. Then an error is raised if brokers have
+        yet to register (:meth:`ClusterView.whole_snapshot`).
         """
         snapshot = self._view.whole_snapshot() if is_only_one else self._view.snapshot()
         self._report_slaves(snapshot)

@@ -353,7 +353,7 @@ class GroupProgress:
         return self._ownership.await_held(timeout_s)
 
     def has_ends(self, queues: Collection[MessageQueue]) -> bool:
-        """Return whether one of these queues' logs ends at a known offset, where another log begins."""
+        """Return whether the log of one of these queues is known to end where another log begins."""
         generations = self._generations
         return generations is not None and any(generations.end_of(queue) is not None for queue in queues)
 

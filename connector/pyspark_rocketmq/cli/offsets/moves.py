@@ -121,7 +121,7 @@ def parse_target(text: str) -> Target:
 
 
 def _time_in_digits(digits: str) -> str | None:
-    """Return the time that the digits mean, in the form that this command accepts; None if they mean none.
+    """Return advice on how to write the time that the digits mean, for an error; None if they mean none.
 
     ``consumeTimestamp`` and ``mqadmin`` write times as 14 digits (``yyyyMMddHHmmss``) or 13 (milliseconds).
     Such digits cannot be an offset: no queue has that many messages.

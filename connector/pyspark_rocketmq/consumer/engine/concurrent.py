@@ -435,7 +435,7 @@ class ConcurrentRun(RangeRun):
     def lets_next_begin(self) -> bool:
         """Return whether this range lets another one begin beside it; called by any thread.
 
-        It does if all its messages that have arrived are delivered, or if one of its calls is slow.
+        It does if the messages that have arrived do not suffice for another delivery, or a call is slow.
         """
         if self._machine.is_last_out and not self._arrivals:
             return True

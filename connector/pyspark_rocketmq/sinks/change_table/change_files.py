@@ -26,9 +26,9 @@ class ChangeRows(Protocol):
         ...
 
     def carrying(self) -> Iterator[pa.Table]:
-        """Yield those tables of :meth:`tables` that may have values in the column ``MORE``.
+        """Yield the Arrow tables of :meth:`tables`, except those that have only nulls in the column ``MORE``.
 
-        That column has the values of columns which the query did not have when it started.
+        That column has the values of columns that the source got after the query had started.
         """
         ...
 
@@ -52,6 +52,6 @@ class FileChanges:
     def carrying(self) -> Iterator[pa.Table]:
         """Yield the changes of the files that may have values in the column ``MORE``.
 
-        That column has the values of columns which the query did not have when it started.
+        That column has the values of columns that the source got after the query had started.
         """
         return self.folder.stream([file for file in self.files if file.null_count(MORE) != file.num_records])

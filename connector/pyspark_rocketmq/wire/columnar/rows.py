@@ -212,7 +212,7 @@ def _in_lockstep(slices: BufferSlices, min_bytes: int, chains: int) -> Starts | 
 def _entries(data: bytes | bytearray, begin: int, end: int, stride: int) -> Iterator[int]:
     """Yield ``begin``, then for each ``stride`` bytes the first place where a message may begin.
 
-    A message may begin where the first message's magic number has its place.
+    A message may begin ``_MAGIC_AT`` bytes before each place that has the first message's magic number.
     """
     yield begin
     magic = bytes(data[begin + _MAGIC_AT : begin + 2 * _MAGIC_AT])
