@@ -132,13 +132,12 @@ class ConnectFailed(TransportError):
 
 
 class TlsFailed(ConnectFailed):
-    """One side does not trust the other, or one side does not speak TLS.
+    """One side does not trust the other, or one side does not speak TLS; trying again does not help.
 
     Do: See [security](how-to/security.md).
     """
 
     retryable: ClassVar[bool] = False
-    passes_later: ClassVar[bool] = True
 
     def __str__(self) -> str:
         return f"No secure connection to {self.address}: {self.detail}"

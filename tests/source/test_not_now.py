@@ -18,7 +18,6 @@ from pyspark_rocketmq.errors import (
     RemoteProtocolError,
     RocketMQError,
     SystemBusy,
-    TlsFailed,
 )
 from pyspark_rocketmq.model import MessageQueue
 from pyspark_rocketmq.offsets.broker import BrokerOffsetStore
@@ -31,7 +30,6 @@ from tests.source.test_queue_generations import Scenario
 
 NOT_NOW = [
     ConnectFailed("broker-b:1", "refused"),
-    TlsFailed("broker-b:1", "certificate has expired"),
     SystemBusy(2, "busy"),
     BrokerError(1, "store getMessage return null"),
     BrokerError(29, "queueId[3] is illegal"),
