@@ -45,9 +45,9 @@ def test_a_queue_without_messages_is_planned_too() -> None:
         (NOW_S - 1, None),
         (NOW_S, None),
         (NOW_S + 1, NOW_S + 1),
-        (NOW_S + 30, NOW_S + 30),
+        (NOW_S + 60, NOW_S + 60),
         # Written before the clock was set back.
-        (NOW_S + 31, None),
+        (NOW_S + 61, None),
     ],
 )
 def test_a_suspended_queue_is_planned_with_its_due_time(until_s: float | None, due_s: float | None) -> None:
