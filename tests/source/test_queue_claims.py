@@ -404,10 +404,26 @@ def test_a_second_reset_while_the_group_is_away_is_followed_too(second: int) -> 
     planning.commit(A0, 8, is_shown=True)
     planning.store.reset("g", {A0: 2})
     assert planning.next() == [(A0, 2, 10)]
+    planning.clock.advance(10)
+    planning.next()
     handed_over(planning, A0)
     brokers.offsets[A0] = second
 
     assert planning.next() == [(A0, second, 10)]
+
+
+def test_a_reset_back_stands_though_its_broker_crashes_and_has_the_offset_from_before() -> None:
+    """F5: it had not written the reset to its disk, and another process claims the queue."""
+    brokers = FakeBrokerOffsets()
+    planning = Planning({A0: (0, 10)}, group=True, broker_offsets=brokers)
+    planning.next()
+    planning.commit(A0, 8, is_shown=True)
+    planning.store.reset("g", {A0: 2})
+    assert planning.next() == [(A0, 2, 10)]
+    handed_over(planning, A0)
+    brokers.offsets[A0] = 8
+
+    assert planning.next() == [(A0, 2, 10)]
 
 
 def test_an_offset_that_was_followed_is_followed_back_to_where_the_group_had_been() -> None:

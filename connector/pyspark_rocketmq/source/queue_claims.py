@@ -37,6 +37,9 @@ Starts = Callable[[Snapshot, Collection[MessageQueue]], dict[MessageQueue, int]]
 _STOP_S: Final = 30.0
 """How long a query that stops may take to leave the group, in seconds."""
 _PAUSE_S: Final = 0.5
+_KEPT_AFTER_S: Final = 10.0
+"""Seconds after which a broker keeps an offset through a crash: it writes offsets to its disk every 5 s
+(``flushConsumerOffsetInterval``)."""
 _BEGINNING_S: Final = 10.0
 """Time for another member to write where the group begins, in seconds.
 
@@ -78,6 +81,8 @@ class QueueClaims:
         self._broker_offsets = broker_offsets
         self._written: dict[MessageQueue, int] = {}
         """The epoch of the last reset that was written to the queue's broker, by queue."""
+        self._taken_at_s: dict[MessageQueue, float] = {}
+        """When brokers took the resets that the store has not recorded as kept yet, in monotonic seconds."""
         self._passed = RecentOffsets()
         """Latest offsets of the group; they show whether a broker's lower offset is one that it had before a
         crash."""
@@ -258,6 +263,7 @@ class QueueClaims:
         """
         if self._broker_offsets is None:
             return {}
+        self._note_kept(rows, now_s)
         news = {
             queue: row
             for queue, row in rows.items()
@@ -278,11 +284,26 @@ class QueueClaims:
                 if row.batch_id == batch_id
             ]
             self._store.commit(self._group, written, query_id="", batch_id=batch_id)
-        if taken:
-            # Whoever puts an offset from before the reset there from now on moves the group on purpose.
-            self._store.note_arrivals(self._group, {queue: row.next_offset for queue, row in taken.items()})
         self._written |= {queue: row.epoch for queue, row in taken.items()}
+        self._taken_at_s |= dict.fromkeys(taken, now_s)
         return waiting
+
+    def _note_kept(self, rows: Rows, now_s: float) -> None:
+        """Have the store record the resets that brokers took ten seconds ago and keep through a crash.
+
+        From then on, whoever puts an offset from before the reset there moves the group on purpose. Resets of
+        queues that a batch has moved since are left out. ``now_s`` is in monotonic seconds.
+        """
+        kept = [queue for queue, at_s in self._taken_at_s.items() if now_s - at_s >= _KEPT_AFTER_S]
+        for queue in kept:
+            del self._taken_at_s[queue]
+        arrived = {
+            queue: row.next_offset
+            for queue in kept
+            if (row := rows.get(queue)) is not None and row.was_reset and self._written[queue] == row.epoch
+        }
+        if arrived:
+            self._store.note_arrivals(self._group, arrived)
 
     def _starts(
         self,
