@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -15,13 +16,16 @@ from pyspark_rocketmq.consume.generations import (
     NewestStored,
     NextGeneration,
     Standing,
+    Witnesses,
     find_change,
     next_generation,
     shows_later_log,
     witnesses,
 )
+from pyspark_rocketmq.consume.read_range import ReadRange, ReadSettings
 from pyspark_rocketmq.errors import DamagedOffsets
-from pyspark_rocketmq.model import QueueBounds
+from pyspark_rocketmq.model import BrokerAddress, MessageQueue, QueueBounds, QueueRange
+from pyspark_rocketmq.options.read import ReadOptions
 from pyspark_rocketmq.stored_values import NO_MESSAGES, LastMessage, RememberedMessages
 
 LAST = LastMessage(99, 5_000, 12_345)
@@ -260,21 +264,44 @@ def test_of_many_messages_the_newest_one_before_it_and_a_far_one_are_remembered(
         (100, 100, None),
         (101, 0, 99),
         (899, 0, 99),
-        (900, 0, None),
+        (900, 0, 99),
         (60, 0, 50),
         (50, 0, 7),
         (7, 0, None),
     ],
 )
-def test_the_nearest_message_before_a_range_is_pulled_again(
+def test_the_nearest_message_before_a_range_is_its_witness(
     start: int, first: int, pulled: int | None
 ) -> None:
-    """F4: unless it has expired, or a filter has passed over too many since."""
+    """F4: unless it has expired."""
     known = [at(offset, offset) for offset in (99, 50, 7)]
 
     message = witnesses(known, start, first=first).before
 
     assert (None if message is None else message.queue_offset) == pulled
+
+
+@pytest.mark.parametrize(
+    ("start", "subscription", "is_pulled"),
+    [(100, "*", True), (899, "*", True), (900, "*", False), (100, "paid", False), (900, "paid", False)],
+)
+def test_a_witness_that_a_pull_would_not_show_is_looked_up(
+    start: int, subscription: str, is_pulled: bool
+) -> None:
+    """F4: a filter may leave out what is there now, and too many offsets may lie between."""
+    witness = at(99, 99)
+    reading = ReadRange(
+        planned=QueueRange.between(MessageQueue("orders", "broker-a", 0), start, start + 10),
+        address=BrokerAddress("127.0.0.1:1"),
+        subscription=subscription,
+        settings=ReadSettings.of(ReadOptions.parse({"topic": "orders", "nameServers": "127.0.0.1:1"})),
+        witnesses=Witnesses(witness),
+    )
+
+    assert (reading.pulled_again, reading.looked_up) == ((witness, None) if is_pulled else (None, witness))
+    assert reading.pulled_from == (99 if is_pulled else start)
+    ahead = replace(reading, witnesses=Witnesses(witness, at(5000, 5000)))
+    assert ahead.looked_up == at(5000, 5000)
 
 
 def test_a_message_of_which_only_the_offset_is_known_is_not_pulled_again() -> None:

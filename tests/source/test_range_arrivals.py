@@ -13,11 +13,12 @@ import pytest
 
 from pyspark_rocketmq.client.pull_connection import close_idle_connections
 from pyspark_rocketmq.consume.generations import Witnesses
-from pyspark_rocketmq.errors import DataLoss, UndecodableMessage
-from pyspark_rocketmq.model import OPEN_END, MessageQueue, QueueRange, QueueState
+from pyspark_rocketmq.errors import DataLoss, NoPermission, RequestTimeout, RocketMQError, UndecodableMessage
+from pyspark_rocketmq.model import OPEN_END, MessageQueue, QueueBounds, QueueRange, QueueState
 from pyspark_rocketmq.source import range_arrivals
+from pyspark_rocketmq.source.message_lookup import Found
 from pyspark_rocketmq.source.range_arrivals import RangeArrivals, closed_arrivals
-from pyspark_rocketmq.source.range_reader import FEW
+from pyspark_rocketmq.source.range_reader import FEW, RangeReader
 from pyspark_rocketmq.source.ranges import QueuePartition
 from pyspark_rocketmq.source.reader import read_ranges
 from pyspark_rocketmq.source.schema import Arrival, EndReason, RangeEnd
@@ -236,6 +237,54 @@ def test_a_range_of_another_log_is_not_read_and_the_others_are(server: ScriptedS
     assert by_queue(found) == {QUEUE: [], OTHER_QUEUE: list(range(10, 60))}
     assert ends_of(found)[QUEUE].reason is EndReason.ANOTHER_LOG
     assert ends_of(found)[OTHER_QUEUE].reason is EndReason.STOPPED
+
+
+def test_a_reset_met_by_a_look_up_is_reported_though_another_look_up_fails(
+    server: ScriptedServer, log: Log, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """F5: a broker reports it only once."""
+    consumed = Witnesses(None, LastMessage(50, 1, 1))
+    resets: dict[MessageQueue, int] = {}
+    found: dict[MessageQueue, Found | RocketMQError] = {
+        QUEUE: NoPermission(16, "no acl permission"),
+        OTHER_QUEUE: Found(QueueBounds(0, 100), None, reset_to=33),
+    }
+
+    def look_up(reader: RangeReader, *unused: object) -> Found:
+        outcome = found[reader.partition.planned.queue]
+        if isinstance(outcome, RocketMQError):
+            raise outcome
+        return outcome
+
+    monkeypatch.setattr(RangeReader, "look_up", look_up)
+    partitions = [partition(server, queue, witnesses=consumed) for queue in (QUEUE, OTHER_QUEUE)]
+    ranges = RangeArrivals(partitions, reset_found=resets.__setitem__)
+
+    with pytest.raises(NoPermission):
+        list(ranges.arrivals())
+
+    assert resets == {OTHER_QUEUE: 33}
+
+
+def test_a_broker_that_does_not_answer_a_look_up_is_asked_no_more(
+    server: ScriptedServer, log: Log, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """F4: its other ranges wait for a later plan, too, without a time-out each."""
+    asked: list[MessageQueue] = []
+
+    def look_up(reader: RangeReader, *unused: object) -> Found:
+        asked.append(reader.partition.planned.queue)
+        raise RequestTimeout(server.address, "PULL_MESSAGE", 5.0)
+
+    monkeypatch.setattr(RangeReader, "look_up", look_up)
+    consumed = Witnesses(None, LastMessage(50, 1, 1))
+    ranges = RangeArrivals([partition(server, queue, witnesses=consumed) for queue in (QUEUE, OTHER_QUEUE)])
+
+    found = [arrival for arrivals in ranges.arrivals() for arrival in arrivals]
+
+    assert asked == [QUEUE]
+    assert {end.reason for end in ends_of(found).values()} == {EndReason.EARLY}
+    assert by_queue(found) == {QUEUE: [], OTHER_QUEUE: []}
 
 
 def test_a_queue_that_is_left_brings_nothing_more_and_no_end(server: ScriptedServer, log: Log) -> None:

@@ -44,16 +44,15 @@ from pyspark_rocketmq.stored_values import (
     read_json,
 )
 
-_MOST_PULLED_AGAIN: Final = 800
-"""Maximum number of offsets before a range that are pulled again; with a filter, a pull scans at least as
-many."""
+MOST_PULLED_AGAIN: Final = 800
+"""Maximum number of offsets before a range that are pulled again."""
 
 
 class Witnesses(NamedTuple):
     """Messages consumed in a queue's generation; with them a task checks that the log is still the same."""
 
     before: LastMessage | None = None
-    """The nearest message before the task's range, which is pulled again with the range; None if unknown."""
+    """The nearest message before the task's range; None if unknown."""
     ahead: LastMessage | None = None
     """The newest message, if it is at or after the range's start, because the group was set back or its sink
     is ahead; otherwise None."""
@@ -106,11 +105,10 @@ def witnesses(
         first: The queue's smallest offset.
         end: Where the generation ends, if that is known: offsets from there on now have other messages.
     """
-    lowest = max(first, start - _MOST_PULLED_AGAIN)
     known = [
         each
         for each in messages
-        if each.is_known and lowest <= each.queue_offset and (end is None or each.queue_offset < end)
+        if each.is_known and first <= each.queue_offset and (end is None or each.queue_offset < end)
     ]
     before = max((each for each in known if each.queue_offset < start), default=None)
     newest = max(known, default=None)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Self
 
-from pyspark_rocketmq.consume.generations import NO_WITNESSES, NewestStored, Witnesses
+from pyspark_rocketmq.consume.generations import MOST_PULLED_AGAIN, NO_WITNESSES, NewestStored, Witnesses
 from pyspark_rocketmq.model import BrokerAddress, QueueRange, UndecodableMessages
 from pyspark_rocketmq.options.connection import PLAIN_SOURCE_GROUP
 from pyspark_rocketmq.options.read import ReadFrom, ReadOptions
@@ -121,17 +121,22 @@ class ReadRange:
     def looked_up(self) -> LastMessage | None:
         """The witness that is looked up before the range is read; None if none has to be.
 
-        That is the witness ahead of the range; without one, and under a filter, it is the one before the
-        range. Under a filter the broker may leave out the message that is now at this offset, so a pull of
-        the range would not show another log.
+        That is the witness ahead of the range; without one, the witness before the range if it is not
+        :attr:`pulled_again`.
         """
         ahead, before = self.witnesses.ahead, self.witnesses.before
-        return before if ahead is None and self.is_filtered else ahead
+        return before if ahead is None and self.pulled_again is None else ahead
 
     @property
     def pulled_again(self) -> LastMessage | None:
-        """The witness before the range that is pulled with it; None under a filter, or if there is none."""
-        return None if self.is_filtered else self.witnesses.before
+        """The witness before the range that is pulled with it; None if there is none that can be.
+
+        Under a filter the broker may leave out the message that is now at this offset, so a pull of the range
+        would not show another log. A message far before the range would bring too many others.
+        """
+        before = self.witnesses.before
+        is_far = before is not None and self.planned.start - before.queue_offset > MOST_PULLED_AGAIN
+        return None if self.is_filtered or is_far else before
 
     @property
     def pulled_from(self) -> int:

@@ -40,6 +40,7 @@ from pyspark_rocketmq.errors import (
     DataLoss,
     RemoteProtocolError,
     RocketMQError,
+    SystemBusy,
     UndecodableMessage,
 )
 from pyspark_rocketmq.model import QUEUE_OFFSET, MessageExt, PulledBody
@@ -254,25 +255,40 @@ class RangeReader:
         from_here = planned.starting_at(self._expected)
         return replace(self.partition, planned=from_here, witnesses=NO_WITNESSES)
 
-    def look_up_witness(self) -> RangeEnd | None:
-        """Check, before the range is read, whether its queue still has the log that was consumed.
+    def look_up(self, consumed: LastMessage, patience: Deadline) -> Found:
+        """Ask the range's broker what it has at the offset of a consumed message, before the range is read.
 
-        The broker is asked only if the range has a witness that must be looked up
-        (``ReadRange.looked_up``). Return an end if the range must not be read: its queue has another log, its
-        group was reset, or its broker cannot be asked now. Otherwise return None.
+        A busy broker is asked again until ``patience`` is over.
+
+        Raises:
+            RocketMQError: If the broker does not answer, or refuses.
         """
         partition = self.partition
-        planned, consumed = partition.planned, partition.looked_up
-        if consumed is None:
-            return None
-        place = planned.queue, consumed.queue_offset, partition.address
+        brokers, place = brokers_of(partition), (partition.planned.queue, consumed.queue_offset)
+        return call_with_retry(
+            lambda: found_at(brokers, partition.settings.consumer_group, *place, partition.address),
+            UNTIL_DEADLINE,
+            patience,
+            time.sleep,
+            is_tried_again=lambda error: isinstance(error, SystemBusy),
+        )
+
+    def judge(self, consumed: LastMessage, found: Found | RocketMQError) -> RangeEnd | None:
+        """Return an end if the range must not be read, by the result of :meth:`look_up`; None if it may be.
+
+        The range is not read if its queue has another log than the one of ``consumed``, if its group was
+        reset, or if the broker cannot be asked now. A slave that refuses cannot be asked: its master may
+        answer later.
+
+        Raises:
+            RocketMQError: If ``found`` is an error that does not pass.
+        """
+        partition, planned = self.partition, self.partition.planned
         reset_to = None
-        try:
-            found = found_at(brokers_of(partition), partition.settings.consumer_group, *place)
-        except RocketMQError as error:
-            if not self._may_end_early(error):
-                raise
-            reason, why = _reason_of(error), str(error)
+        if isinstance(found, RocketMQError):
+            if not (partition.is_slave or self._may_end_early(found)):
+                raise found
+            reason, why = _reason_of(found), str(found)
         else:
             if not found.is_reset and not shows_another_log(consumed, found.message, found.bounds):
                 return None
