@@ -26,8 +26,9 @@ next generation begins: at the change, or where an operator or another client ha
 next generation also begins at the change if another client has put the group below the change.
 
 A planner checks a queue after a claim or a reset, and when its bounds look suspicious. A log may also change
-unnoticed: between two plans, or between a plan and its pulls. So a task pulls the last consumed message
-again, together with the range after it, and compares (:func:`witnesses`).
+unnoticed: between two plans, or between a plan and its pulls. So a task compares the last consumed message
+(:func:`witnesses`): it pulls this message again with the range after it, or looks it up first where such a
+pull would not show it (``ReadRange.looked_up``).
 """
 
 from __future__ import annotations
@@ -61,13 +62,13 @@ class Witnesses(NamedTuple):
 NO_WITNESSES: Final = Witnesses()
 
 
-def shows_another_log(ahead: LastMessage, found: LastMessage | None, bounds: QueueBounds) -> bool:
-    """Return whether the consumed message ``ahead`` is gone: replaced by another, or after the queue's end.
+def shows_another_log(consumed: LastMessage, found: LastMessage | None, bounds: QueueBounds) -> bool:
+    """Return whether the message ``consumed`` is gone: replaced by another, or after the queue's end.
 
-    ``found`` is the message now at the offset of ``ahead``. It is None if no message could be read there,
+    ``found`` is the message now at the offset of ``consumed``. It is None if no message could be read there,
     which shows nothing.
     """
-    return ahead.queue_offset >= bounds.max_offset or found not in {None, ahead}
+    return consumed.queue_offset >= bounds.max_offset or found not in {None, consumed}
 
 
 class NewestStored(NamedTuple):

@@ -12,22 +12,18 @@ from dataclasses import replace
 from functools import partial
 from typing import Final
 
-from pyspark_rocketmq.client.cluster import run_concurrently
+from pyspark_rocketmq.client.cluster import outcomes_at_queues
 from pyspark_rocketmq.clock import Clock, Deadline, SystemClock
 from pyspark_rocketmq.consume.fetch_window import QueueReset
 from pyspark_rocketmq.consume.read_range import PullThresholds
-from pyspark_rocketmq.errors import RocketMQError, TransportError
-from pyspark_rocketmq.model import BrokerAddress, MessageQueue
+from pyspark_rocketmq.errors import RocketMQError
+from pyspark_rocketmq.model import MessageQueue
 from pyspark_rocketmq.source.fetcher import Fetcher, ResetFound
-from pyspark_rocketmq.source.message_lookup import Found
 from pyspark_rocketmq.source.prefetch import prefetch
 from pyspark_rocketmq.source.range_reader import DecodedChunks, Messages, RangeReader, decode_chunks
 from pyspark_rocketmq.source.ranges import QueuePartition
 from pyspark_rocketmq.source.schema import Arrival, RangeEnd
-from pyspark_rocketmq.stored_values import LastMessage
 
-_LookedUp = tuple[int, LastMessage, Found | RocketMQError]
-"""Index of a range, the consumed message looked up for it, and what its broker has there, or an error."""
 _LOOK_UP_S: Final = 10.0
 """Time for busy brokers to answer the look-ups before a task's ranges are read, in seconds."""
 _SHOWN_EVERY_S: Final = 5.0
@@ -181,26 +177,27 @@ class RangeArrivals:
 
     def _of_other_logs(self) -> list[Arrival]:
         """Return an end for each range whose witness must be looked up and shows that it must not be read."""
-        at_broker: dict[BrokerAddress, list[int]] = {}
-        for index, partition in enumerate(self._partitions):
-            if partition.looked_up is not None:
-                at_broker.setdefault(partition.address, []).append(index)
-        if not at_broker:
+        windows = {
+            reader.partition.planned.queue: (reader, window)
+            for reader, window in zip(self._readers, self._fetcher.ranges, strict=True)
+            if reader.partition.looked_up is not None
+        }
+        if not windows:
             return []
         longest_s = min(self._partitions[0].settings.retry_timeout_s, _LOOK_UP_S)
         patience = Deadline.after(SystemClock(), longest_s)
-        calls = [partial(self._looked_up, indices, patience) for indices in at_broker.values()]
-        found = [each for of_broker in run_concurrently(calls) for each in of_broker]
         unread, errors = [], []
-        for index, consumed, outcome in found:
-            reader = self._readers[index]
+        for queue, found in outcomes_at_queues(
+            windows, lambda each: windows[each][0].look_up(patience)
+        ).items():
+            reader, window = windows[queue]
             try:
-                end = reader.judge(consumed, outcome)
+                end = reader.judge(found)
             except RocketMQError as error:
                 errors.append(error)
                 continue
             if end is not None:
-                self._fetcher.ranges[index].stop()
+                window.stop()
                 unread.append(reader.arrival([end]))
         if errors:
             self._keep_resets(unread)
@@ -213,24 +210,6 @@ class RangeArrivals:
             target = None if arrival.end is None else arrival.end.reset_to
             if target is not None and self._reset_found is not None:
                 self._reset_found(arrival.queue, target)
-
-    def _looked_up(self, indices: Sequence[int], patience: Deadline) -> list[_LookedUp]:
-        """Look up the witnesses of ranges at one broker; after it has not answered, ask it no more."""
-        found: list[_LookedUp] = []
-        silence: RocketMQError | None = None
-        for index in indices:
-            reader = self._readers[index]
-            consumed = reader.partition.looked_up
-            assert consumed is not None
-            outcome: Found | RocketMQError
-            try:
-                outcome = reader.look_up(consumed, patience) if silence is None else silence
-            except TransportError as error:
-                outcome = silence = error
-            except RocketMQError as error:
-                outcome = error
-            found.append((index, consumed, outcome))
-        return found
 
     def _report_resets(self) -> None:
         """Report each reset that the answer to a pull has reported and that no yielded range end contains."""

@@ -138,7 +138,7 @@ def decode_chunks(
             if few is not None:
                 messages[index] = (few,)
                 continue
-            # Ranges of one task may differ: a retry topic's is read whole, and with all columns.
+            # All that the arguments depend on: ranges of one task differ, as a retry topic's has all columns.
             settings = partition.settings
             key = (
                 partition.planned.queue.broker_name,
@@ -255,36 +255,39 @@ class RangeReader:
         from_here = planned.starting_at(self._expected)
         return replace(self.partition, planned=from_here, witnesses=NO_WITNESSES)
 
-    def look_up(self, consumed: LastMessage, patience: Deadline) -> Found:
-        """Ask the range's broker what it has at the offset of a consumed message, before the range is read.
+    def look_up(self, patience: Deadline) -> Found:
+        """Ask the range's broker what it has at the offset of the witness that must be looked up.
 
-        A busy broker is asked again until ``patience`` is over.
+        Call this before the range is read, and only if there is such a witness (``ReadRange.looked_up``). A
+        busy broker is asked again until ``patience`` is over.
 
         Raises:
             RocketMQError: If the broker does not answer, or refuses.
         """
-        partition = self.partition
-        brokers, place = brokers_of(partition), (partition.planned.queue, consumed.queue_offset)
+        partition, consumed = self.partition, self.partition.looked_up
+        assert consumed is not None
+        place = partition.planned.queue, consumed.queue_offset, partition.address
         return call_with_retry(
-            lambda: found_at(brokers, partition.settings.consumer_group, *place, partition.address),
+            lambda: found_at(brokers_of(partition), partition.settings.consumer_group, *place),
             UNTIL_DEADLINE,
             patience,
             time.sleep,
             is_tried_again=lambda error: isinstance(error, SystemBusy),
         )
 
-    def judge(self, consumed: LastMessage, found: Found | RocketMQError) -> RangeEnd | None:
-        """Return an end if the range must not be read, by the result of :meth:`look_up`; None if it may be.
+    def judge(self, found: Found | RocketMQError) -> RangeEnd | None:
+        """Return an end if the range must not be read; None if it may be.
 
-        The range is not read if its queue has another log than the one of ``consumed``, if its group was
-        reset, or if the broker cannot be asked now. A slave that refuses cannot be asked: its master may
-        answer later.
+        ``found`` is what :meth:`look_up` has returned or raised. The range is not read if its queue has
+        another log than the one of the witness, if its group was reset, or if the broker cannot be asked now.
+        A slave that refuses counts as such a broker, since its master may answer later.
 
         Raises:
             RocketMQError: If ``found`` is an error that does not pass.
         """
         partition, planned = self.partition, self.partition.planned
-        reset_to = None
+        consumed, reset_to = partition.looked_up, None
+        assert consumed is not None
         if isinstance(found, RocketMQError):
             if not (partition.is_slave or self._may_end_early(found)):
                 raise found
