@@ -42,3 +42,16 @@ class FakeClock:
         """Set only the wall clock, forward or back, as an operator does."""
         with self._lock:
             self._start_s += seconds
+
+
+class TickingClock(FakeClock):
+    """A clock that moves on with each look at it, as it may on a busy machine."""
+
+    def __init__(self, tick_s: float) -> None:
+        super().__init__()
+        self.tick_s = tick_s
+
+    def monotonic_s(self) -> float:
+        """Move forward by ``tick_s``; return seconds since this clock was made."""
+        self.advance(self.tick_s)
+        return super().monotonic_s()

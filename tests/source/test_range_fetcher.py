@@ -12,6 +12,7 @@ from pyspark_rocketmq.model import MessageQueue, QueueRange
 from pyspark_rocketmq.source.ranges import QueuePartition
 from pyspark_rocketmq.wire.codes import ResponseCode
 from pyspark_rocketmq.wire.command import RemotingCommand, encode_frame
+from tests.helpers.fake_clock import TickingClock
 from tests.helpers.partitions import changed, partition_of
 from tests.helpers.pauses import Pauses
 from tests.helpers.range_fetcher import RangeFetcher
@@ -131,6 +132,27 @@ def test_a_busy_broker_is_asked_again_after_growing_pauses(
 
     assert pulled(pauses.fetcher(changed(partition(server, 0, 50), pulls_in_flight=1))) == list(range(50))
     assert pauses.taken == [0.05, 0.1, 0.2]
+
+
+@pytest.mark.parametrize("tick_s", [each / 1000 for each in range(5, 51, 5)])
+def test_a_pause_may_end_between_any_two_looks_at_the_clock(server: ScriptedServer, tick_s: float) -> None:
+    """A range whose pause has just ended has a pull to send, and is not blocked."""
+    refusals = 7
+
+    def refuse(peer: Peer, request: RemotingCommand) -> None:
+        nonlocal refusals
+        refusals -= 1
+        if refusals >= 0:
+            peer.answer(request, ResponseCode.SYSTEM_BUSY, remark="[TIMEOUT_CLEAN_QUEUE]")
+        else:
+            answer_pull(peer, request)
+
+    server.script = refuse
+    clock = TickingClock(tick_s)
+    patient = {"request_timeout_s": 1e6, "retry_timeout_s": 1e6}
+    wanted = changed(partition(server, 0, 50), pulls_in_flight=1, **patient)
+
+    assert pulled(RangeFetcher(wanted, clock=clock, sleep=clock.advance)) == list(range(50))
 
 
 def test_a_broken_connection_is_made_again_and_nothing_is_lost_or_doubled(

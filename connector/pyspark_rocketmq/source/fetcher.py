@@ -256,7 +256,8 @@ class Fetcher:
                     self._follow_orders()
                 if self._is_ended:
                     return
-                has_sent = self._send()
+                asked_s = self._clock.monotonic_s()
+                has_sent = self._send(asked_s)
                 is_ready = window.is_ready()
                 if is_ready or left_s <= 0:
                     chunks = window.take()
@@ -266,7 +267,7 @@ class Fetcher:
                     is_ready = window.is_ready()
                     due_s = self._clock.monotonic_s() + within_s
                 elif not has_sent and not self._is_waiting():
-                    self._stand_by(left_s)
+                    self._stand_by(asked_s, left_s)
         finally:
             self._wake = None
             wake.close()
@@ -304,13 +305,14 @@ class Fetcher:
     def _is_waiting(self) -> bool:
         return bool(self._connecting) or any(each.in_flight for each in self._connections.values())
 
-    def _stand_by(self, left_s: float) -> None:
+    def _stand_by(self, asked_s: float, left_s: float) -> None:
         """Wait up to ``left_s`` for the end of a pause, or for a queue on hold to go on.
 
-        Call this only while no pull is in flight. If there is no pause and no queue on hold, no message can
-        come any more, so the ranges fail.
+        Call this only while no pull is in flight. ``asked_s`` is the time at which there was no pull to send:
+        a pause that has ended since then was still the reason. If there was no pause then, and no queue is on
+        hold, no message can come any more, so the ranges fail.
         """
-        pause_s = self._window.shortest_pause_s(self._clock.monotonic_s())
+        pause_s = self._window.shortest_pause_s(asked_s)
         if pause_s is not None:
             self._sleep(min(pause_s, left_s))
         elif self._on_hold:
@@ -400,9 +402,9 @@ class Fetcher:
         for pull in pulls:
             self._window.lost(pull.task, error, now_s)
 
-    def _send(self) -> bool:
+    def _send(self, now_s: float) -> bool:
         """Send the pulls that the window plans; return whether it planned any, sent or not."""
-        tasks = self._window.tasks(self._clock.monotonic_s())
+        tasks = self._window.tasks(now_s)
         by_place: dict[_Place, list[_Pull]] = {}
         # The tasks of a range follow one another, and all go to one place.
         for (range_index, broker_id), of_range in groupby(tasks, _range_and_broker):
