@@ -33,7 +33,7 @@ from pyspark_rocketmq.publish.batches import BatchBuilder, Destination, SendBatc
 from pyspark_rocketmq.publish.rows import SinkRow
 from pyspark_rocketmq.publish.sender import Sender, is_too_large
 from pyspark_rocketmq.wire.requests.send import SendResult
-from tests.helpers.fake_clock import FakeClock
+from tests.helpers.fake_clock import FakeClock, TickingClock
 
 A0, A1 = MessageQueue("t", "a", 0), MessageQueue("t", "a", 1)
 B0, C0 = MessageQueue("t", "b", 0), MessageQueue("t", "c", 0)
@@ -276,6 +276,20 @@ def test_a_batch_for_any_queue_goes_to_another_broker(sender: Sender, brokers: B
     sender.finish()
 
     assert sorted(brokers.stored) == [(number, B0) for number in range(4)]
+
+
+@pytest.mark.parametrize("tick_s", [each / 1000 for each in range(5, 101, 5)])
+def test_a_pause_may_end_between_any_two_looks_at_the_clock(tick_s: float) -> None:
+    """G3: a batch whose pause has just ended is sent, and waits for no other batch's outcome."""
+    brokers = Brokers(TickingClock(tick_s))
+    answers: deque[RocketMQError] = deque([BUSY] * 4)
+    brokers.script = lambda queue: answers.popleft() if answers else stored_at(queue)
+    sender = sender_of(brokers, {"retry_timeout_ms": 1_000_000})
+
+    send_all(sender, batch_of(0, "t"))
+
+    assert brokers.clock.monotonic_s() < 30
+    assert [number for number, _ in brokers.stored] == [0]
 
 
 @pytest.mark.parametrize("code", [1, 14, 16, 17, 204, 205, 1500])

@@ -136,6 +136,8 @@ class Sender:
         self._turn = 0
         self._moved: list[_Sending] = []
         """Batches, or second halves of batches, that failed at one queue and wait for an idle one."""
+        self._placed_s = 0.0
+        """Monotonic second at which batches were last assigned to queues."""
         self._unplaced: dict[str, deque[_Sending]] = {}
         """Batches that wait for any idle queue, in order, by topic."""
         self._look_again_s: dict[str, float] = {}
@@ -180,7 +182,7 @@ class Sender:
 
     def _place(self) -> None:
         """Assign batches to idle queues, first those that failed elsewhere."""
-        now_s = self._clock.monotonic_s()
+        now_s = self._placed_s = self._clock.monotonic_s()
         self._moved = [one for one in self._moved if one.due_s > now_s or not self._is_placed(one)]
         for topic, waiting in list(self._unplaced.items()):
             while waiting and self._is_placed(waiting[0]):
@@ -224,9 +226,9 @@ class Sender:
 
     def _wait(self) -> None:
         """Wait until an outcome comes or a retry is due."""
-        now_s = self._clock.monotonic_s()
         dues = [buffer.waiting[0].due_s for buffer in self._buffers.values() if not buffer.is_under_way]
-        dues += [one.due_s for one in self._moved if one.due_s > now_s]
+        # A pause that has ended since then is still the reason to wait; others wait for a queue's outcome.
+        dues += [one.due_s for one in self._moved if one.due_s > self._placed_s]
         if dues:
             with suppress(Empty):
                 self._take_in(*self._outcomes.get(timeout=max(0.0, min(dues) - self._clock.monotonic_s())))
