@@ -804,6 +804,24 @@ def test_a_topic_whose_share_cannot_be_computed_does_not_hold_up_the_others() ->
     assert not driver.machine.is_settled
 
 
+def test_a_member_has_all_its_queues_only_while_all_their_locks_are_fresh() -> None:
+    """B2, H4: a drain would end without the queues that could not be planned."""
+    driver = Driver()
+    assert not driver.machine.has_all(driver.now_s)
+    driver.refused = {QUEUES[0]}
+    driver.work()
+    assert not driver.machine.has_all(driver.now_s)
+    driver.refused = set()
+    driver.after(2.0)
+    assert driver.machine.has_all(driver.now_s)
+
+    driver.now_s += 31.0
+
+    assert driver.machine.is_settled
+    assert not driver.plannable
+    assert not driver.machine.has_all(driver.now_s)
+
+
 def test_a_member_that_is_listed_twice_counts_twice() -> None:
     """B1: brokers list a member once for each connection, and Java's members count it so: they leave it the
     shares of both.

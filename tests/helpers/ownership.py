@@ -16,6 +16,11 @@ class OneMember:
         """Queues held by another member now; tests add and remove them."""
         self.claimed_elsewhere: list[MessageQueue] = []
         self.is_settled = True
+        self.offers_all = True
+        self.meanwhile: list[Callable[[], None]] = []
+        """Called one by one, after the queues of a plan were offered and before they are planned."""
+        self.refusals = 0
+        """Number of plans whose grants have ended while they were made."""
         self.waited_s: list[float] = []
         """Time-outs of waits for any queue."""
         self._terms: dict[MessageQueue, int] = {}
@@ -25,10 +30,16 @@ class OneMember:
 
     def begin_plan(self) -> Mapping[MessageQueue, int]:
         held = set(self._queues()) - self.taken
-        return {queue: self._terms.setdefault(queue, 1) for queue in held}
+        self.offers_all = self.is_settled
+        offered = {queue: self._terms.setdefault(queue, 1) for queue in held}
+        if self.meanwhile:
+            self.meanwhile.pop(0)()
+        return offered
 
     def planned(self, grants: Mapping[MessageQueue, int]) -> frozenset[MessageQueue]:
-        self._planned = frozenset(queue for queue in grants if queue not in self.taken)
+        is_refused = self.refusals > 0
+        self.refusals -= is_refused
+        self._planned = frozenset(queue for queue in grants if queue not in self.taken and not is_refused)
         return self._planned
 
     def holds(self, queue: MessageQueue) -> bool:

@@ -23,13 +23,10 @@ class Progress:
 
     def __init__(self) -> None:
         self.positions: dict[MessageQueue, int] = {}
-        self.is_settled = True
+        self.is_whole = True
 
     def position(self, queue: MessageQueue, _: object) -> int | None:
         return self.positions.get(queue)
-
-    def await_ready(self, _: float) -> bool:
-        return self.is_settled
 
 
 class Case:
@@ -52,7 +49,7 @@ def seen(*queues: MessageQueue, **down: ConnectFailed) -> Snapshot:
 
 def test_a_query_that_does_not_drain_has_no_ends_and_no_trouble() -> None:
     case = Case()
-    case.progress.is_settled = False
+    case.progress.is_whole = False
 
     assert not case.drain.has_begun
     assert case.drain.left({A0: QueueState(3)}) == {}
@@ -106,7 +103,7 @@ def test_a_queue_that_the_plan_left_out_holds_up_the_drain() -> None:
 def test_queues_that_another_member_has_locked_hold_up_the_drain() -> None:
     case = Case()
     case.begin(a0=5)
-    case.progress.is_settled = False
+    case.progress.is_whole = False
 
     shown = str(case.drain.trouble(seen(A0), [], {}))
 

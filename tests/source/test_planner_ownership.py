@@ -113,6 +113,31 @@ def test_an_available_now_run_waits_for_queues_that_another_member_still_locks()
     assert planning.pauses
 
 
+def test_an_available_now_run_does_not_end_if_its_queues_come_free_while_it_plans() -> None:
+    """H4: the plan was made without them, and nothing is left to wait for when it is looked at."""
+    planning = Planning({A0: (0, 5)}, group=True)
+    planning.planner.prepare_available_now()
+    planning.ownership.taken.add(A0)
+    planning.ownership.is_settled = False
+
+    def come_free() -> None:
+        planning.ownership.is_settled = True
+        planning.ownership.taken.clear()
+
+    planning.ownership.meanwhile.append(come_free)
+
+    assert planning.next() == [(A0, 0, 5)]
+
+
+def test_an_available_now_run_does_not_end_if_grants_end_while_it_plans() -> None:
+    """H4: after a pause of the process, say."""
+    planning = Planning({A0: (0, 5)}, group=True)
+    planning.planner.prepare_available_now()
+    planning.ownership.refusals = 1
+
+    assert planning.next() == [(A0, 0, 5)]
+
+
 class TestLeftOut:
     """B6: the watch itself."""
 

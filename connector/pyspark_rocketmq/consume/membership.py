@@ -374,6 +374,14 @@ class Membership:
         is_known = bool(self._queues) if self._is_broadcast else self._members is not None
         return is_known and self._is_share_known and Phase.WANTED not in self._phases.values()
 
+    def has_all(self, now_s: float) -> bool:
+        """Return whether :meth:`plannable` returns every queue of this member's share.
+
+        It does not if another member still holds one, or if the lock of one was not renewed in time.
+        """
+        held = sum(phase is Phase.HELD for phase in self._phases.values())
+        return self._leave_at_s is None and self.is_settled and held == len(self.plannable(now_s))
+
     # --- for the driver -------------------------------------------------------------------------------------
 
     def due(self, now_s: float) -> list[GroupAction]:

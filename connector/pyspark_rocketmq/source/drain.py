@@ -142,8 +142,11 @@ class Drain:
         return None
 
     def _unsettled_error(self) -> RocketMQError | None:
-        """Return an error if another member holds queues that are allocated to this one; otherwise None."""
-        if not self.has_begun or self._progress.await_ready(0.0):
+        """Return an error if the last look lacked queues that are allocated to this member; otherwise None.
+
+        Another member holds them, or did so at that time.
+        """
+        if not self.has_begun or self._progress.is_whole:
             return None
         return RocketMQError(
             f"Queues of {', '.join(self._options.subscribed())} allocated to this member of group "

@@ -141,7 +141,8 @@ class MicroBatchPlanner:
         For a plain stream, this waits up to ``retryTimeoutMs`` for brokers that do not answer.
 
         Raises:
-            RocketMQError: If the cluster cannot be reached, or if such a broker stays away.
+            RocketMQError: If the cluster cannot be reached, if such a broker stays away, or if reading is
+                switched off at a broker and ``failOnDataLoss`` is true.
         """
         if self._initial is None:
             self._initial = self._at_first_contact(self._first_offset)
@@ -387,7 +388,9 @@ class MicroBatchPlanner:
                     now = self._stored_then(then, attempt.snapshot, previous, attempt.ranges)
                     return self._remember(plan_to_offset(seq + 1, attempt.ranges, then=now), attempt.ranges)
                 trouble = self._drain.trouble(attempt.snapshot, previous, self._waiting())
-                is_drained = trouble is None and attempt.plan.next_due_s is None and not attempt.plan.gaps
+                # Planned queues without ranges were lost while the plan was made; look again who has them.
+                is_empty = not attempt.plan.ranges and not attempt.plan.gaps
+                is_drained = trouble is None and attempt.plan.next_due_s is None and is_empty
                 if not self._drain.has_begun or is_drained:
                     return start
                 due_s = attempt.plan.next_due_s

@@ -82,6 +82,14 @@ class ProgressSource(Protocol):
         ...
 
     @property
+    def is_whole(self) -> bool:
+        """Whether the last :meth:`read` began with all queues of this consumer.
+
+        Otherwise some could not be planned: another consumer still held them, or their locks were too old.
+        """
+        ...
+
+    @property
     def held(self) -> Collection[MessageQueue]:
         """Queues that this consumer held at the last :meth:`read`, even if they could not be planned."""
         ...
@@ -175,6 +183,11 @@ class CheckpointProgress:
 
     def await_held(self, timeout_s: float) -> bool:  # noqa: ARG002
         """Return True without waiting."""
+        return True
+
+    @property
+    def is_whole(self) -> bool:
+        """Always true."""
         return True
 
     @property
@@ -351,6 +364,11 @@ class GroupProgress:
     def await_held(self, timeout_s: float) -> bool:
         """Wait until this member has the lock of at least one queue; return False if it has none in time."""
         return self._ownership.await_held(timeout_s)
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether the last :meth:`read` began with all queues allocated to this member."""
+        return self._ownership.offers_all
 
     def has_ends(self, queues: Collection[MessageQueue]) -> bool:
         """Return whether the log of one of these queues is known to end where another log begins."""
