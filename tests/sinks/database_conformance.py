@@ -6,12 +6,18 @@ import itertools
 from collections.abc import Callable, Iterator
 from contextlib import closing, suppress
 from functools import partial
+from pathlib import Path
 from typing import Any, Protocol
 
 import pyarrow as pa
 import pytest
 
-from pyspark_rocketmq.errors import OffsetError, OptionError, SinkConflict, SinkMoved
+from pyspark_rocketmq.commit.recovery import check_sink, reset_to_sink
+from pyspark_rocketmq.errors import OffsetError, OptionError, SinkConflict, SinkMoved, SinkSetBack
+from pyspark_rocketmq.model import QueueState
+from pyspark_rocketmq.offsets.file import FileOffsetStore
+from pyspark_rocketmq.offsets.store import OffsetStore, QueueCommit
+from pyspark_rocketmq.sinks.against_offsets import recorded_sinks
 from pyspark_rocketmq.sinks.base import QueueGeneration
 from pyspark_rocketmq.sinks.database import DatabaseSink
 from pyspark_rocketmq.sinks.multi import MultiSink
@@ -120,6 +126,17 @@ def prepared(database: Database, write: Callable[[Any, pa.Table], None] | None =
     made = sink_on(database, write)
     made.prepare(SCHEMA)
     return made
+
+
+def begun(folder: Path, sink: DatabaseSink) -> OffsetStore:
+    """Let a batch bring rows of the first three messages; return a store with its offsets."""
+    run(sink, {Q0: 3}, rows(Q0, 0, 3))
+    store = FileOffsetStore(folder / "offsets")
+    epoch = store.claim(GROUP, "member", {Q0: 0})[Q0].epoch
+    named = recorded_sinks(sink.standings(GROUP, {Q0: 0}))
+    commit = QueueCommit(queue=Q0, state=QueueState(3, epoch), sinks=named)
+    assert not store.commit(GROUP, [commit], query_id="query", batch_id=1).refused
+    return store
 
 
 def each_fault(database: Database, *, is_down_then: bool) -> Iterator[tuple[Faults, DatabaseSink]]:
@@ -506,6 +523,48 @@ class DatabaseConformance(GroupConformance):
         sink.prepare(SCHEMA)
         assert sink.standings(GROUP, {Q0: 0}) == (known,)
         assert run(sink, {Q0: 5}, rows(Q0, 0, 5)) == 2
+
+    @pytest.mark.parametrize("statement", ["DROP TABLE", "DELETE FROM"])
+    def test_a_table_of_watermarks_that_is_gone_or_empty_does_not_show_that_the_rows_are(
+        self, database: Database, tmp_path: Path, statement: str
+    ) -> None:
+        """H7, H10: the rows are in the user's tables; to consume the messages again would double them."""
+        store = begun(tmp_path, prepared(database))
+        execute(database, f"{statement} rocketmq_watermarks")
+
+        with pytest.raises(SinkSetBack, match=r"may lack rows .* First check whether the rows are in"):
+            check_sink(store, sink_on(database), GROUP)
+        with pytest.raises(SinkConflict, match="its rows cannot be counted here"):
+            reset_to_sink(store, sink_on(database), GROUP)
+
+        assert store.read(GROUP)[Q0].next_offset == 3
+        assert reset_to_sink(store, sink_on(database), GROUP, beside_rows=True) == {Q0: 0}
+
+    def test_watermarks_count_though_the_identity_of_their_table_is_gone(
+        self, database: Database, tmp_path: Path
+    ) -> None:
+        """H7, H10: as in a table of the first release."""
+        store = begun(tmp_path, prepared(database))
+        execute(database, "DELETE FROM rocketmq_watermarks WHERE consumer_group = ''")
+
+        check_sink(store, sink_on(database), GROUP)
+        assert reset_to_sink(store, sink_on(database), GROUP) == {}
+
+    def test_a_database_that_executes_nothing_is_not_taken_for_one_without_a_table(
+        self, database: Database, tmp_path: Path
+    ) -> None:
+        """H7, H10: a proxy takes connections while the database behind it is away."""
+        store = begun(tmp_path, prepared(database))
+        faults = Faults()
+        faults.at, faults.is_down_then = 0, True
+        behind_proxy = sink_on(database, connect=lambda: FailingConnection(database.connect(), faults))
+
+        with pytest.raises(ConnectionLost):
+            check_sink(store, behind_proxy, GROUP)
+        with pytest.raises(ConnectionLost):
+            reset_to_sink(store, behind_proxy, GROUP)
+
+        assert store.read(GROUP)[Q0].next_offset == 3
 
     def test_columns_in_another_order_are_taken_as_they_are(self, database: Database) -> None:
         """H7"""

@@ -211,7 +211,7 @@ def test_a_second_sink_of_the_same_name_is_new_to_the_group() -> None:
     found = rows(row(Q0, 9, DATABASE))
     for other in (
         DATABASE._replace(identity="token-2", watermarks={}),
-        DATABASE._replace(identity=None, watermarks={}),
+        DATABASE._replace(identity="", watermarks={}),
     ):
         for both in ([DATABASE, other], [other, DATABASE]):
             assert not find_gaps(found, both)

@@ -37,7 +37,7 @@ class SinkStanding(NamedTuple):
     identity: str | None
     """Id that distinguishes the table from all others that ever were at this place.
 
-    Empty if this kind of sink has no such id; None if there is no table.
+    Empty if the sink has no such id, or its id is lost; None if there is no table, and so no rows.
     """
     watermarks: Mapping[MessageQueue, int]
     """Watermark of each queue: the next offset whose rows the sink does not have; 0 or missing without rows.

@@ -179,7 +179,7 @@ class DatabaseSink:
             queue: known_to(consumer_group, queue, stored.watermarks.get(queue, Watermark()), generation)
             for queue, generation in queues.items()
         }
-        standings = (self._standing(self.table.identity, stored.watermarks, queues),)
+        standings = (self._standing(self.table.identity or "", stored.watermarks, queues),)
         if self._access is not None:
             writer = CommittingWriter(
                 access=self._access,
@@ -205,18 +205,18 @@ class DatabaseSink:
 
         ``queues`` has the generation of each queue, a number that grows when its offsets start again. Only
         watermarks of these generations are returned. The standing's identity is that of the table of
-        watermarks, or None if this table does not exist.
+        watermarks; empty if this table is not there: the rows, which are in other tables, may still be.
 
         Raises:
             OffsetError: If the watermarks cannot be read.
         """
         identity = self.table.identity or self.table.stored_identity(self.sleep)
-        watermarks = self._stored(consumer_group).watermarks if identity is not None else {}
-        return (self._standing(identity, watermarks, queues),)
+        watermarks = {} if identity is None else self._stored(consumer_group).watermarks
+        return (self._standing(identity or "", watermarks, queues),)
 
     def _standing(
         self,
-        identity: str | None,
+        identity: str,
         stored: Mapping[MessageQueue, Watermark],
         queues: Mapping[MessageQueue, int],
     ) -> SinkStanding:

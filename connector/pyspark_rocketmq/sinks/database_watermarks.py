@@ -149,24 +149,29 @@ class WatermarkTable:
             raise OptionError((problem,), where="database sink") from error
 
     def stored_identity(self, sleep: Callable[[float], None]) -> str | None:
-        """Return the identity of the existing table; None if it cannot be read or was never prepared.
+        """Return the identity of the existing table, empty if it has none; None if the table cannot be read.
 
         A table of an earlier release is read as it is. If reading fails, it is tried again: a table that is
-        locked for a moment would otherwise seem to be gone. If no connection can be opened, the database
-        driver's own error is raised.
+        locked for a moment would otherwise seem to be gone. If no connection can be opened, or the database
+        executes no statement at all, the database driver's own error is raised.
         """
         for pause_s in (*PAUSES_S, None):
             self._check_connects()
             self._sql.lacks = ()
             if self._reading_fails(*_COLUMNS) is None:
                 break
-            if self._reading_fails(*(name for name in _COLUMNS if name not in _ADDED)) is None:
+            unreadable = self._reading_fails(*(name for name in _COLUMNS if name not in _ADDED))
+            if unreadable is None:
                 self._sql.lacks = tuple(name for name in _ADDED if self._reading_fails(name) is not None)
                 break
             if pause_s is None:
+                self._check_executes()
+                logger.warning(
+                    "table of watermarks %s cannot be read: %s", self.name, shown_error(unreadable)
+                )
                 return None
             sleep(pause_s)
-        return next(iter(self.read("").open_attempts), None)
+        return next(iter(self.read("").open_attempts), "")
 
     def read(self, consumer_group: str) -> Stored:
         """Return the group's watermarks, and the ids of its transactions that were committed too early."""
@@ -244,6 +249,15 @@ class WatermarkTable:
     def _check_connects(self) -> None:
         """Raise the database driver's own error if no connection can be opened."""
         self._connect().close()
+
+    def _check_executes(self) -> None:
+        """Raise the database driver's own error if not even a statement without a table can be executed.
+
+        A connection to a proxy may be open while the database behind it is away.
+        """
+        with self.transaction() as cursor:
+            cursor.execute("SELECT 1")
+            cursor.fetchall()
 
     def _bring_into_form(self) -> None:
         self._sql.lacks = ()
