@@ -32,18 +32,21 @@ _ERRORS_HEAD = (
     "`pyspark_rocketmq.errors`."
 )
 _ANSWERS_HEAD = """\
-How a query reacts when a broker answers a request with an error. *Has worked* means that the cluster has given the query, in this run or
-an earlier one, what it asks for now. Each request has a table, with its code in the heading; *any other* is every answer that the table does not name.
+How a query reacts when a broker answers a request with an error. *Has worked* means that this query, in this run or an earlier one,
+has been served the same kind of request; *at first contact*, it has not. Each request has a table, with its code in the heading; *any other* is every answer that the table does not name.
 
-| word | once | for a while |
+| word | one such answer | if it continues |
 |---|---|---|
-| waits | only the queue or the broker in question is asked again, after 3 s where it refused, as Java's consumers do; the others go on | goes on when it is over; a drain ends after `retryTimeoutMs` |
-| tries | the request is sent again, with growing pauses | an error after `retryTimeoutMs`; a consumer's first task after 10 s |
-| 3 tries | goes on | an error within seconds |
-| error | the query ends | the query ends |
-| loss | `TopicDeleted` or `QueueRemoved`, or goes on without it: `failOnDataLoss` decides | so |
-| stored | goes on, or an error with `requireSendOk=true` | so |
-| left out, queue by queue, none stored, no error | goes on: the topic is not there, other requests are used, the group has no offset, there is nothing to read yet | so |
+| waits | a queue or broker that refused is asked again after 3 s, as Java's consumers do; the others go on | the same, for ever; a drain ends after `retryTimeoutMs` |
+| tries | the request is sent again, with growing pauses | an error after `retryTimeoutMs` (in a consumer's first task after 10 s) |
+| 3 tries | the request is sent again | an error within seconds |
+| error | the query ends | |
+| loss | `TopicDeleted` or `QueueRemoved`, or goes on without it: `failOnDataLoss` decides | the same |
+| stored | goes on, or an error with `requireSendOk=true` | the same |
+| left out | goes on without the topic, which the broker does not have | the same |
+| queue by queue | asks for each queue's end by itself | the same |
+| none stored | goes on: the group has no offset there | the same |
+| no error | goes on: there is nothing to read yet | the same |
 
 Name servers, membership and messages given back never end a query that runs: a known route stays in force, and heartbeats, lists of members, locks and
 sends of failed messages are tried again in the next round. `Producer.send` without a queue tries two other brokers after codes 1, 2, 14, 16, 17, 204, 205
@@ -202,7 +205,7 @@ def errors_page() -> str:
         "",
         *_table(("error", "retried", "when", "do"), rows),
         "",
-        f"{', '.join(parents)} are only parents of those above.",
+        f"Only parents of those above: {', '.join(parents)}.",
     ]
     return "\n".join(lines) + "\n"
 

@@ -102,7 +102,10 @@ class RemoteProtocolError(WireError):
 
 
 class TransportError(RocketMQError):
-    """A connection failed; trying again may help."""
+    """A connection failed; trying again may help.
+
+    Do: Check that the server at the address is running and can be reached, then run the same again.
+    """
 
     retryable: ClassVar[bool] = True
 
@@ -642,7 +645,10 @@ class SchemaRegistryRefused(SchemaRegistryDown):
 
 
 class OffsetError(RocketMQError):
-    """Offsets that cannot be used as they are."""
+    """Offsets cannot be used as they are.
+
+    Do: Follow the advice in the error's text, which names the offsets and where they are stored.
+    """
 
 
 class UndecodableMessage(OffsetError):

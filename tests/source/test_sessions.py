@@ -214,7 +214,7 @@ def test_delta_lake_for_another_spark_is_refused_before_a_table_is_made(
     session._jvm = MagicMock()
     session._jvm.io.delta.package.VERSION.return_value = version
 
-    with pytest.raises(RocketMQError, match=r"no release for Spark 4\.3\.0, and the one in this session"):
+    with pytest.raises(RocketMQError, match=r"no release for Spark 4\.3\.0, and this session has none"):
         check_delta(session)
 
 

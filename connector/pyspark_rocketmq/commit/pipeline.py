@@ -366,7 +366,7 @@ class PartCommitter:
             self._remember(batch.waiting.values())
         lost = frozenset(refused.queue for refused in result.refused)
         self._follow_resets(acks, lost=lost)
-        self._have_looked_at(acks, lost=lost)
+        self._make_planners_check(acks, lost=lost)
         if not acks:
             self._report_refused(result, batch, is_ahead=is_ahead)
             return GroupResult(result.accepted, refused | lost, took_s)
@@ -493,7 +493,7 @@ class PartCommitter:
                 kept, lost = self._without(sink, kept, (queues & error.queues) or queues)
                 self._follow_resets(lost, lost=self._moved(lost))
                 # Without this the planner would assume that the batch was delivered but nothing committed.
-                self._look_at_sink(lost)
+                self._record_sink_ahead(lost)
                 dropped += lost
         return Group(kept), frozenset(ack.queue for ack in dropped) - group.without, version
 
@@ -557,7 +557,7 @@ class PartCommitter:
         """
         is_ahead = bool(ahead_of(self._planned_rows(acks), sink_batch.standings))
         if is_ahead:
-            self._look_at_sink(acks)
+            self._record_sink_ahead(acks)
         return is_ahead
 
     def _planned_rows(self, acks: Sequence[QueueAck]) -> dict[MessageQueue, OffsetRow]:
@@ -568,7 +568,7 @@ class PartCommitter:
             if (row := self._rows.get(ack.queue)) is not None and row.epoch == ack.state.epoch
         }
 
-    def _look_at_sink(self, acks: Sequence[QueueAck]) -> None:
+    def _record_sink_ahead(self, acks: Sequence[QueueAck]) -> None:
         """Store the sink's positions that are beyond the offset rows; see ``OffsetStore.note_sinks``."""
         assert self._sink is not None
         rows = self._planned_rows(acks)
@@ -612,7 +612,7 @@ class PartCommitter:
                 target,
             )
 
-    def _have_looked_at(self, acks: Sequence[QueueAck], *, lost: frozenset[MessageQueue]) -> None:
+    def _make_planners_check(self, acks: Sequence[QueueAck], *, lost: frozenset[MessageQueue]) -> None:
         """Make planners check queues in which a task found another message at a consumed offset.
 
         Reset each of them to its own next offset. That does not move the queue but raises its epoch, and a

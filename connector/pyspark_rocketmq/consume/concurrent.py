@@ -399,8 +399,8 @@ class ConcurrentConsumption:
     def failures_of(self, indexes: Sequence[int]) -> Sequence[int]:
         """Return for each message how often in a row it could not be sent back.
 
-        The caller adds this number to the message's reconsume times. The result is empty if the number is 0
-        for all messages of the run.
+        The caller adds this number to the message's reconsume times. The result may be empty if the
+        number is 0 for all messages of the run.
         """
         return [self._failures.get(index, 0) for index in indexes] if self._failures else ()
 

@@ -5,7 +5,8 @@
 1. A query with ``availableNow`` (a *drain*) has caps: ends of the queues when it began, at which it stops. A
    queue that is not in ``caps`` did not exist then: leave it out.
 2. A suspended queue is left out until it is due. Other queues never wait for it. A suspension lasts at most
-   30 s; one that ends later was written before the clock was set back and counts as over.
+   30 s. An end that is more than 60 s ahead (30 s more, because clocks differ) was written before the clock
+   was set back, and counts as over.
 3. If the next offset is outside the broker's bounds, a gap is reported. The range begins at the corrected
    offset if gaps are skipped; otherwise the queue is left out.
 4. The range ends at the smallest of the broker's end, the queue's cap and the flow-control threshold. A queue

@@ -218,7 +218,7 @@ class LogFiles:
         made = CommitFile(version, written.st_size, written.st_mtime_ns)
         if self.commit_file(version) != made:
             raise FileExistsError(
-                errno.EEXIST, f"Another writer has replaced the commit of version {version}"
+                errno.EEXIST, f"Another writer has replaced the commit of version {version} in {log}"
             )
         return made
 

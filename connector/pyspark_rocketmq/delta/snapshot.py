@@ -6,8 +6,9 @@ the snapshot is at, so threads must not share one (:class:`HandlePerThread`).
 On disks of this machine, a snapshot can commit files, and follow commits of others one by one, without
 delta-rs.  The more commits and files a table has, the longer delta-rs would take for both
 (:mod:`pyspark_rocketmq.delta.log`).  Such a snapshot uses delta-rs only to open the table again after a
-commit that may have changed more than files.  On other storage, and if rows are merged, replaced by a
-condition or queried (``needs_delta_rs``), delta-rs does everything except compaction.
+commit that may have changed more than files.  On other storage delta-rs does everything.  It also
+does everything except compaction if rows are merged, replaced by a condition or queried
+(``needs_delta_rs``).
 """
 
 from __future__ import annotations

@@ -164,7 +164,8 @@ class ClientRemotingProcessor:
         messages = decode_messages(body, broker_name)
         if len(messages) != 1:
             raise RemoteProtocolError(
-                f"Broker {broker_name} sent {len(messages)} messages to consume; it must be one."
+                f"Broker {broker_name} forwarded an operator's request to consume one message (mqadmin "
+                f"consumeMessage), but with {len(messages)} messages; none was consumed."
             )
         message = messages[0]._replace(topic=self._bare(messages[0].topic))
         origin = message.properties.get(RETRY_TOPIC)

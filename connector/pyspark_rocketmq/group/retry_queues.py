@@ -44,7 +44,7 @@ def warn_of_dropped_retries(options: ReadOptions, clock: Clock) -> None:
         logger.warning(
             "messages that the listener fails on are lost: the group has no retry queues on these brokers "
             "(retryQueueNums=0), which drop messages that are sent back. Give the group one: mqadmin "
-            "updateSubGroup -q 1 group=%s brokers=%s",
+            "updateSubGroup -n NAMESRV -c CLUSTER -g %s -q 1, with the group's other settings; brokers=%s",
             options.consumer_group,
             ", ".join(names),
         )

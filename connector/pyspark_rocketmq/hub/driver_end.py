@@ -258,12 +258,12 @@ class DriverControl:
 
         Args:
             parts: The results in the job's output. Those that no task has sent before are returned.
-            could_ask: Whether all tasks of the batch were connected to the hub; None if no task had to
-                connect.
+            could_ask: Whether all tasks of the batch with ranges were connected to the hub; None if no task
+                had ranges.
 
         Raises:
-            RocketMQError: If tasks had to connect and could not, or if a task has failed with an error that
-                would occur again in each attempt.
+            RocketMQError: If a task was not connected although Spark does not end tasks with this process
+                (Spark Connect), or if a task has failed with an error that would occur again in each attempt.
             BaseException: The error of a commit that was given up.
         """
         failure = self._end_job(could_ask=could_ask, is_whole=True)

@@ -86,9 +86,11 @@ class _Kept(NamedTuple):
     """The offset that the broker had; None if that is not known."""
 
     def is_due(self, stored: int | None) -> bool:
-        """Return whether to store the offset at a broker that now has ``stored``.
+        """Return whether to send the offset to its broker, which now has the offset ``stored`` (None: none).
 
-        It is not stored if somebody has moved the group there meanwhile.
+        Send it if the broker has none, or still has the one from before the commit. Any other offset shows
+        that somebody else has moved the group there since. If ``before`` is not known, send the offset if it
+        is higher than the broker's.
         """
         if stored is None:
             return True

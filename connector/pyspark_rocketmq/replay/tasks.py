@@ -338,7 +338,9 @@ class TargetQueue:
                 if not results:
                     raise
                 raise TransportError(
-                    error.address, f"a part of a batch was stored, then the connection failed: {error}"
+                    error.address,
+                    f"{len(results)} of {len(parts)} parts of a batch were stored, then: {error.detail}. Run "
+                    "the replay again: it does not send stored messages twice",
                 ) from error
         less_durable = (one.status for one in results if one.status is not SendStatus.SEND_OK)
         return replace(results[0], status=next(less_durable, SendStatus.SEND_OK))

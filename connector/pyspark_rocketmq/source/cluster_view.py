@@ -527,9 +527,10 @@ class ClusterView:
         return bounds, failures
 
     def _may_pass(self, error: RocketMQError, broker_name: str, topic: str) -> bool:
-        """Return whether an error may pass by itself. Then only this plan goes without the broker's queues.
+        """Return whether an error may pass by itself; any other error ends the query.
 
-        Any other error ends the query.
+        Plans go on without these queues until the broker serves them again: a topic's queues after a refusal,
+        all of the broker's if it cannot be reached.
         """
         if error.may_pass(has_worked=self._has_worked):
             return True

@@ -263,9 +263,9 @@ def check_delta(spark: SparkSession) -> None:
     has_delta = not isinstance(jvm.io.delta.tables.DeltaTable, JavaPackage)
     if not HAS_DELTA and (not has_delta or _is_too_old(jvm)):
         raise RocketMQError(
-            f"Delta Lake has no release for Spark {spark.version}, and the one in this session, if any, does "
-            "not work with it. Use Spark 4.2, 4.1 or 4.0 for this. DeltaSink, offset stores and replays into "
-            "a topic work without it."
+            "Replay.to_table needs Delta Lake in the session. Delta Lake has no release for Spark "
+            f"{spark.version}, and this session has none that works with it. Use Spark 4.2, 4.1 or 4.0. "
+            "Offset stores, a DeltaSink with a path and replays into a topic do not need it."
         )
     if not has_delta:
         raise RocketMQError(NO_DELTA)

@@ -426,7 +426,10 @@ def _read_length(header: bytes, at: int, width: int, end: int) -> tuple[int, int
 def _int32(command: RemotingCommand, name: str, value: int) -> int:
     # Comparisons, because "in range(...)" with an IntEnum would count up from the range's start.
     if not -_INT32_END <= value < _INT32_END:
-        raise LocalProtocolError(f"{name} {value} of a command with code {command.code} exceeds 32 bits.")
+        raise LocalProtocolError(
+            f"{name} {value} of a command with code {command.code} exceeds 32 bits; this is a bug of "
+            "pyspark-rocketmq. Please report it."
+        )
     return value
 
 

@@ -155,7 +155,7 @@ def open_group_or_new(settings: StoreSettings, consumer_group: str, *, is_new: b
         names = ", ".join(str(name) for name in fitting)
         raise JobFailed(
             f"'{consumer_group}' may mean a new group '{key}' or one that the store {_place(store)} has: "
-            f"{names}. Give the full name of the stored group; to make the new one, let it begin with "
+            f"{names}. If you mean the stored group, give its full name. To create '{key}', run "
             "`pyspark-rocketmq offsets reset --new-group`."
         )
     return _stored(store, key)

@@ -239,7 +239,7 @@ class SendBack:
             raise RocketMQError(
                 f"Broker {address} drops messages that group {self.consumer_group} sends back, because the "
                 "group has no retry queues there (retryQueueNums=0). Give it one: mqadmin updateSubGroup "
-                "-q 1."
+                f"-n NAMESRV -b {address} -g {self.consumer_group} -q 1, with the group's other settings."
             )
 
     def _send_to_storing_broker(

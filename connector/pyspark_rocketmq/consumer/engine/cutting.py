@@ -77,7 +77,10 @@ class CutThread:
             self._work.put(None)
 
     def join(self) -> None:
-        """Wait until the thread has ended: after :meth:`close`, :meth:`abandon` or an error of the work."""
+        """Wait until the thread has ended.
+
+        It ends after :meth:`close` or :meth:`abandon`, or when a piece of work raises.
+        """
         if self.thread is not None:
             self.thread.join()
 

@@ -71,7 +71,10 @@ def change_columns(table: Iterable[pa.Field]) -> list[pa.Field]:
 
 
 def is_reserved(name: str) -> bool:
-    """Return whether the sink itself uses this name, in any case of letters, so no column may have it."""
+    """Return whether the sink itself uses this name, so that no column may have it.
+
+    Upper and lower case count as equal.
+    """
     return name.lower() in _RESERVED
 
 
@@ -87,7 +90,7 @@ def change_schema(table: Iterable[pa.Field]) -> pa.Schema:
 
 
 def value_column(name: str) -> str:
-    """Return the name that a table's column has in rows of changes: its own name after ``of_``."""
+    """Return the name that a table's column has in rows of changes: ``of_`` followed by its own name."""
     return f"{_PREFIX}{name}"
 
 
