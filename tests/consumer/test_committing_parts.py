@@ -13,7 +13,7 @@ import pytest
 from pyspark.sql.types import StructType
 
 from pyspark_rocketmq.consume.latencies import LatencyHistogram, StoreLatencies
-from pyspark_rocketmq.consume.part import Part, QueueAck
+from pyspark_rocketmq.consume.part import Part, QueueAck, not_begun
 from pyspark_rocketmq.consumer.engine.output import Consumed
 from pyspark_rocketmq.consumer.engine.parts import GrowingPart
 from pyspark_rocketmq.consumer.engine.range import RangeCuts
@@ -21,7 +21,7 @@ from pyspark_rocketmq.consumer.engine.task import TaskParts
 from pyspark_rocketmq.errors import RocketMQError, SinkConflict
 from pyspark_rocketmq.hub.task_end import Fate
 from pyspark_rocketmq.listeners.row_validation import RowColumns
-from pyspark_rocketmq.model import MessageQueue, QueueState
+from pyspark_rocketmq.model import MessageQueue, QueueRange, QueueState
 from pyspark_rocketmq.sinks.base import Progress, RowWriter, Span, TaskCommit
 from tests.consumer.test_task_parts import Instructions, queues_of
 from tests.helpers.fake_clock import FakeClock
@@ -314,6 +314,21 @@ def test_a_task_with_nothing_to_commit_asks_its_database_nothing(driver: Driver,
 
     assert parts.finish() == []
     assert not driver.is_stopped.is_set()
+
+
+def test_a_range_that_was_not_begun_moves_no_watermark(driver: Driver, database: Database) -> None:
+    """I6, H7: a sink that is new to the group would count messages as its own that it has never had."""
+    untouched = not_begun(QueueRange.between(B, 5, 7, epoch=1), 100.0)
+
+    parts = parts_of(database, None)
+    parts.add(progress_of(A, 0, 2))
+    with_rows, without = parts.finish(lambda: [untouched])
+    assert database.spans == [{A: (0, 2)}]
+    assert (queues_of(with_rows), queues_of(without)) == ([A], [B])
+
+    database.fails = SinkConflict("the server is away")
+    parts = parts_of(database, None)
+    assert [queues_of(part) for part in parts.finish(lambda: [untouched])] == [[], [B]]
 
 
 def test_a_task_that_cannot_ask_its_driver_commits_at_its_end(database: Database) -> None:

@@ -20,7 +20,7 @@ from dataclasses import replace
 import pyarrow as pa
 
 from pyspark_rocketmq.clock import Clock, SystemClock
-from pyspark_rocketmq.consume.part import Group, Part, QueueAck, check_chains
+from pyspark_rocketmq.consume.part import NOT_BEGUN, Group, Part, QueueAck, check_chains
 from pyspark_rocketmq.hub.task_end import TaskControl
 from pyspark_rocketmq.model import MessageQueue
 from pyspark_rocketmq.sinks.base import (
@@ -82,9 +82,12 @@ class GrowingPart:
         if self._uncommitted and isinstance(self._writing, CommittingWriting):
             acks = (*self._acks, *self._uncommitted)
             check_chains([Part(id=self.id, acks=acks)])
-            progress = {ack.queue: _progress(ack) for ack in _joined(self._uncommitted)}
-            refused, left_out = self._writing.commit(progress)
-            self._left_out += left_out
+            # A sink that is new to the group has no rows below a range that was not begun.
+            begun = [ack for ack in self._uncommitted if ack.finished != NOT_BEGUN]
+            if begun:
+                progress = {ack.queue: _progress(ack) for ack in _joined(begun)}
+                refused, left_out = self._writing.commit(progress)
+                self._left_out += left_out
             at_ms = int(self._clock.now_s() * 1000)
             committed = [replace(ack, latencies=ack.latencies.commit(at_ms)) for ack in self._uncommitted]
             self._acks = list(_joined([*self._acks, *committed]))
