@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final, Protocol
 
 _SHORTEST_SLEEP_S: Final = 1.0
+_LONGEST_WAIT_S: Final = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +59,17 @@ class Deadline:
     def has_passed(self) -> bool:
         """Whether there is no time left."""
         return self.clock.monotonic_s() >= self.at_s
+
+
+def waits(seconds: float) -> Iterator[float]:
+    """Yield the time-outs of waits that take ``seconds`` together, one after the other: at most 1 s each.
+
+    If the process is stopped for a while, or its machine is paused, this uses up only the present wait. So
+    another thread that is to answer has time to do so afterwards.
+    """
+    while seconds > 0:
+        yield min(seconds, _LONGEST_WAIT_S)
+        seconds -= _LONGEST_WAIT_S
 
 
 class SleepWatch:

@@ -4,7 +4,7 @@ import datetime as dt
 
 import pytest
 
-from pyspark_rocketmq.clock import Deadline, SleepWatch, SystemClock
+from pyspark_rocketmq.clock import Deadline, SleepWatch, SystemClock, waits
 from tests.helpers.fake_clock import FakeClock
 
 
@@ -35,3 +35,11 @@ def test_a_sleep_is_what_only_the_wall_clock_has_counted() -> None:
     assert watch.slept_s() == pytest.approx(60.0)
     clock.step(30.0)
     assert watch.slept_s() == pytest.approx(90.0)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "expected"), [(0.0, []), (0.3, [0.3]), (2.5, [1.0, 1.0, 0.5]), (3.0, [1.0, 1.0, 1.0])]
+)
+def test_a_long_wait_is_made_of_short_ones(seconds: float, expected: list[float]) -> None:
+    """A process that is stopped for an hour loses only the present one."""
+    assert list(waits(seconds)) == expected

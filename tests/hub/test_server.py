@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from concurrent.futures import TimeoutError as FutureTimeout
 from contextlib import ExitStack, closing
@@ -17,7 +17,7 @@ from pyspark_rocketmq.clock import SystemClock
 from pyspark_rocketmq.consume.cuts import Place
 from pyspark_rocketmq.consume.part import Part
 from pyspark_rocketmq.errors import ConnectFailed, RocketMQError
-from pyspark_rocketmq.hub import connections, task_end
+from pyspark_rocketmq.hub import connections, server, task_end
 from pyspark_rocketmq.hub.connections import HubClient
 from pyspark_rocketmq.hub.messages import (
     JsonObject,
@@ -35,7 +35,7 @@ from pyspark_rocketmq.hub.messages import (
 )
 from pyspark_rocketmq.hub.server import HubServer
 from pyspark_rocketmq.hub.session import LONGEST_GREETING, HubAddress, Session
-from pyspark_rocketmq.hub.state import Commit, Slots
+from pyspark_rocketmq.hub.state import Action, Commit, HubState, Slots
 from pyspark_rocketmq.hub.task_end import ControlEndpoint, Fate, TaskControl, ask_driver
 from pyspark_rocketmq.model import MessageQueue
 from tests.helpers.parts import part_of
@@ -288,6 +288,39 @@ def test_a_part_whose_arrival_is_not_known_fails_its_task(
 
     with pytest.raises(RocketMQError, match="has not confirmed 1 part of this task's result"):
         instructions.await_taken()
+
+
+def after(happened: threading.Event) -> Callable[[HubState], list[Action]]:
+    """An event for the hub's thread that lasts until then."""
+
+    def event(_: HubState) -> list[Action]:
+        happened.wait(PATIENCE_S)
+        return []
+
+    return event
+
+
+def test_a_question_outlasts_a_pause_of_the_process(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
+    """H4: after a pause the time of a wait is over before the hub's thread has run again."""
+    paused = threading.Event()
+    monkeypatch.setattr(server, "waits", lambda _: iter([0.0, 0.0, PATIENCE_S]))
+    driver.hub.report(after(paused))
+    threading.Timer(0.05, paused.set).start()
+
+    assert driver.hub.query(lambda state: state.plan) == 0
+
+
+def test_a_question_that_is_never_answered_names_what_does_not_answer(
+    driver: Driver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """H4"""
+    answers = threading.Event()
+    monkeypatch.setattr(server, "waits", lambda _: iter([0.0]))
+    driver.hub.report(after(answers))
+
+    with pytest.raises(RocketMQError, match="connections of planner and tasks has not answered"):
+        driver.hub.query(lambda state: state.plan)
+    answers.set()
 
 
 def test_a_stopped_query_stops_its_tasks(driver: Driver) -> None:

@@ -21,7 +21,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import TimeoutError as FutureTimeout
 from functools import partial
 from queue import SimpleQueue
 from typing import Final, NamedTuple
@@ -447,8 +446,8 @@ class DriverControl:
             while not deadline.has_passed and self._hub.query(lambda state: state.has_planner):
                 self._is_look_wanted.wait(self._look_every_s)
                 self._is_look_wanted.clear()
-        except FutureTimeout:
-            logger.warning("the query's connections did not answer in time, ending them")
+        except RocketMQError as error:
+            logger.warning("the query's connections end: %s", error)
         self._hub.close()
 
     def _stop_query(self) -> None:

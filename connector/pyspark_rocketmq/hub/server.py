@@ -10,9 +10,12 @@ import socket
 import threading
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeout
+from contextlib import suppress
 from typing import Final, TypeVar, assert_never
 
-from pyspark_rocketmq.clock import Clock
+from pyspark_rocketmq.clock import Clock, waits
+from pyspark_rocketmq.errors import RocketMQError
 from pyspark_rocketmq.hub.connections import Connection, ConnectionLoop
 from pyspark_rocketmq.hub.encryption import HubCertificate
 from pyspark_rocketmq.hub.messages import (
@@ -151,7 +154,8 @@ class HubServer(ConnectionLoop):
 
         Raises:
             Exception: The error that ``question`` raises.
-            TimeoutError: If the hub's thread does not answer within ten seconds.
+            RocketMQError: If the hub's thread does not answer within ten seconds. Time in which this process
+                is suspended does not count.
         """
         answer: Future[T] = Future()
 
@@ -162,7 +166,13 @@ class HubServer(ConnectionLoop):
                 answer.set_exception(error)
 
         self._call(ask)
-        return answer.result(_ANSWER_S)
+        for timeout_s in waits(_ANSWER_S):
+            with suppress(FutureTimeout):
+                return answer.result(timeout_s)
+        raise RocketMQError(
+            f"The thread for the connections of planner and tasks has not answered for {_ANSWER_S:g} s. Look "
+            "at the driver's log and load, and start the query again."
+        )
 
     def batch_ends(self, *, could_ask: bool | None, is_whole: bool = True) -> BaseException | None:
         """End the batch after its job, and wait until all results that tasks have sent are committed.

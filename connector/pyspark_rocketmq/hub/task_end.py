@@ -26,7 +26,7 @@ from enum import Enum
 from math import inf
 from typing import Any, Final, NamedTuple, assert_never
 
-from pyspark_rocketmq.clock import Deadline, SystemClock
+from pyspark_rocketmq.clock import Deadline, SystemClock, waits
 from pyspark_rocketmq.consume.cuts import Place
 from pyspark_rocketmq.consume.part import Part
 from pyspark_rocketmq.consume.task_cuts import CutTimes
@@ -451,7 +451,7 @@ class TaskControl(RangeInstructions):
                 is lost for good. With closed ranges, another attempt of the task then asks the driver which
                 parts have arrived.
         """
-        self._is_certain.wait(_TAKEN_S)
+        any(map(self._is_certain.wait, waits(_TAKEN_S)))
         with self._guard:
             in_doubt = len(self._cuts.in_doubt)
         if self.is_open and self._is_lost:
@@ -519,7 +519,7 @@ class TaskControl(RangeInstructions):
         """Wait for the driver's answer; return whether it came in time and messages can reach the driver."""
         # With open ranges, leave time to notice that the connection is dead and to make another one.
         more_s = SILENT_FOR_S + RECONNECT_S if self.is_open else 0.0
-        is_answered = self._answered.wait(_ANSWER_S + more_s)
+        is_answered = any(map(self._answered.wait, waits(_ANSWER_S + more_s)))
         return is_answered and not self.is_cut_off
 
     @property

@@ -10,7 +10,6 @@ that probes brokers and is off by default); ``MQClientAPIImpl.sendMessageAsync``
 
 from __future__ import annotations
 
-import math
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -21,7 +20,7 @@ from typing import Final, TypeVar
 
 from pyspark_rocketmq.client.broker import OnSend
 from pyspark_rocketmq.client.transport import renew_in_children
-from pyspark_rocketmq.clock import Clock, Deadline
+from pyspark_rocketmq.clock import Clock, Deadline, waits
 from pyspark_rocketmq.display import masking_logger
 from pyspark_rocketmq.errors import BrokerError, ConnectFailed, RocketMQError, TransportError
 from pyspark_rocketmq.model import MessageQueue, TopicRoute
@@ -39,7 +38,6 @@ OutcomeT = TypeVar("OutcomeT")
 _LATE_S: Final = 60.0
 """Seconds after a send's time-out within which its outcome must come. If no outcome comes, a callback was
 lost, which is a bug."""
-_WAIT_S: Final = 1.0
 
 _AVOIDED_MS: Final = (
     (15_000, 30_000),
@@ -60,16 +58,15 @@ _LATENCY_OF_A_FAILURE_MS: Final = 10_000
 def next_outcome(outcomes: SimpleQueue[OutcomeT], send_timeout_s: float) -> OutcomeT:
     """Wait for the next outcome of sends that may take ``send_timeout_s`` each, and return it.
 
-    The wait may last 60 s longer than a send. It is counted in waits of one second, so time in which the
-    process is suspended does not count.
+    The wait may last 60 s longer than a send; time in which the process is suspended does not count.
 
     Raises:
         AssertionError: If no outcome comes in that time, although each send has exactly one.
     """
     patience_s = send_timeout_s + _LATE_S
-    for _ in range(math.ceil(patience_s / _WAIT_S)):
+    for timeout_s in waits(patience_s):
         with suppress(Empty):
-            return outcomes.get(timeout=_WAIT_S)
+            return outcomes.get(timeout=timeout_s)
     raise AssertionError(f"no outcome of a send came within {patience_s:g} s")
 
 
