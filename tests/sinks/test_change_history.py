@@ -78,16 +78,16 @@ def path(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("seed", range(12))
-@pytest.mark.parametrize("rows_of_a_share", [None, 2], ids=["whole", "in shares"])
+@pytest.mark.parametrize("bytes_of_a_share", [None, 500], ids=["whole", "in shares"])
 def test_the_table_has_the_versions_of_a_model_in_any_order(
-    path: Path, seed: int, rows_of_a_share: int | None
+    path: Path, seed: int, bytes_of_a_share: int | None
 ) -> None:
     """K5: changes that are permuted, repeated and in any batches, also share by share of the keys."""
     tracked = ["a"] if seed % 3 == 0 else None
     sink = _history(path, track_history_column_list=tracked)
-    if rows_of_a_share is not None:
+    if bytes_of_a_share is not None:
         appender: Any = sink._table.newest().appender
-        object.__setattr__(appender, "rules", replace(appender.rules, rows_of_a_share=rows_of_a_share))
+        object.__setattr__(appender, "rules", replace(appender.rules, bytes_of_a_share=bytes_of_a_share))
     batches = _schedule(seed)
 
     for batch in batches:

@@ -99,14 +99,18 @@ def newest_rows(rows: pa.Table, keys: Sequence[str], order: Sequence[str]) -> pa
             # -0.0 and 0.0 are different keys for Arrow, and the same key for delta-rs.
             plain = pc.if_else(pc.equal(rows.column(index), 0.0), 0.0, rows.column(index))
             rows = rows.set_column(index, rows.schema.field(index), plain.cast(rows.schema.field(index).type))
-    in_order = rows.take(pc.sort_indices(rows, sort_keys=[(name, "ascending") for name in order]))
-    numbered = in_order.select(list(keys)).append_column(_ROW, pa.array(np.arange(len(rows))))
+    # Only these columns are sorted: Arrow cannot take() from a column of more than 2 GiB.
+    places = pc.sort_indices(rows.select(list(order)), sort_keys=[(name, "ascending") for name in order])
+    numbered = rows.select(list(keys)).take(places).append_column(_ROW, pa.array(np.arange(len(rows))))
     whole = numbered.drop_null()
     last = whole.group_by(list(keys)).aggregate([(_ROW, "max")])[f"{_ROW}_max"].combine_chunks()
     without_key = pc.invert(pc.is_in(numbered[_ROW], value_set=whole[_ROW].combine_chunks()))
     # Combine the chunks: if there are none, indices_nonzero of Arrow before 26 crashes the process.
     without_key = without_key.combine_chunks()
-    return in_order.take(pa.concat_arrays([last, pc.indices_nonzero(without_key).cast(pa.int64())]).sort())
+    newest = places.take(pa.concat_arrays([last, pc.indices_nonzero(without_key).cast(pa.int64())]))
+    is_newest = np.zeros(len(rows), np.bool_)
+    is_newest[newest.to_numpy(zero_copy_only=False)] = True
+    return rows.filter(pa.array(is_newest))
 
 
 def with_blanks(rows: pa.Table, columns: Iterable[str]) -> tuple[pa.Table, list[str]]:

@@ -320,6 +320,17 @@ def test_the_newest_row_of_each_key(made: list[tuple[MessageQueue, int, str | No
     )
 
 
+def test_the_newest_rows_may_have_more_than_two_gibibytes_of_text() -> None:
+    """H6: Arrow's take() refuses such a column. The texts are the same memory, ten times."""
+    keys, texts = pa.array([str(number) for number in range(900)]), pa.array(["x" * 240_000] * 900)
+    offsets = pa.array(range(900))
+    piece = pa.table({"order-id": keys, "queueOffset": offsets, "step": texts})
+
+    found = newest_rows(pa.concat_tables([piece] * 10), ["order-id"], ["queueOffset"])
+
+    assert sorted(found["queueOffset"].to_pylist()) == list(range(900))
+
+
 @pytest.mark.spark
 def test_spark_keeps_the_row_of_each_key_that_delta_rs_keeps(spark: SparkSession, tmp_path: Path) -> None:
     """H6, J5: in a partition column, too, where Delta keeps some texts as null; the two zeros are one key."""

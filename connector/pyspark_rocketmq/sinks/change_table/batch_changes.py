@@ -62,6 +62,8 @@ logger = logging.getLogger(__name__)
 
 _ROWS_OF_A_SHARE: Final = 250_000
 """Maximum number of changes, approximately, that are in memory at the same time."""
+_BYTES_OF_A_SHARE: Final = 512 << 20
+"""Maximum size of these changes, approximately. A column must stay below 2 GiB, or Arrow does not sort it."""
 _SHOWN: Final = 3
 _INVALID: Final = "failed validation check"
 """Part of delta-rs' error for rows with null in a column that cannot be null."""
@@ -94,6 +96,7 @@ class ChangeRules:
     schema_changes: str = LENIENT
     """Treatment of columns that the table lacks: see ``ChangeTable``."""
     rows_of_a_share: int = _ROWS_OF_A_SHARE
+    bytes_of_a_share: int = _BYTES_OF_A_SHARE
 
     def columns_of(self, schema: pa.Schema) -> TableColumns:
         """Return a table's columns: those of the key and the others, without the sink's own columns."""
@@ -119,12 +122,15 @@ class BatchChanges:
         types = {name: type_ddl(type_) for name, type_ in table.form().column_types.items()}
         self._whole = WholeChanges(table.arrow_schema, types, rules.schema_changes)
         self._kept: list[pa.Table] | None = None
-        """The batch's changes, kept once they are read if the keys are a single share; otherwise None."""
+        """The batch's changes, kept by :meth:`check` if the keys are a single share; otherwise None."""
         self.folder: Final = table.location.rstrip("/")
         self.schema: Final = table.arrow_schema
         self.columns: Final = rules.columns_of(self.schema)
-        self.shares: Final = 1 + changes.count // rules.rows_of_a_share
-        """Number of shares (parts) into which the batch's keys are divided, so that one fits in memory."""
+        self.shares = 1
+        """Number of shares (parts) into which the batch's keys are divided, so that one fits in memory.
+
+        Set by :meth:`check`, which reads all changes.
+        """
         self._sources: Final = [name for name in _SOURCES if name in rules.keys]
         """Key columns that name the source's table; empty unless several tables are merged into this one."""
         self._highest: dict[Key, Order] = {}
@@ -152,7 +158,7 @@ class BatchChanges:
         )
 
     def check(self) -> None:
-        """Check all changes, before they are merged, and note the batch's truncations.
+        """Check all changes, before they are merged; note the batch's truncations and number of shares.
 
         Changes that cannot be applied are written into a table beside the change table.
 
@@ -221,15 +227,26 @@ class BatchChanges:
 
     def _tables(self) -> Iterator[pa.Table]:
         """Yield the changes piece by piece, completed to all columns of the table."""
-        whole = map(self._whole.of, self._changes.tables())
-        if self.shares > 1:
-            return whole
-        if self._kept is None:
-            self._kept = list(whole)
-        return iter(self._kept)
+        return map(self._whole.of, self._changes.tables()) if self._kept is None else iter(self._kept)
+
+    def _measured(self) -> Iterator[pa.Table]:
+        """Yield the changes; then set the number of shares, and keep the changes if they are a single one."""
+        kept, nbytes = list[pa.Table](), 0
+        rules = self._rules
+        shares = 1 + self._changes.count // rules.rows_of_a_share
+        for rows in self._tables():
+            nbytes += rows.nbytes
+            shares = max(shares, 1 + nbytes // rules.bytes_of_a_share)
+            if shares == 1:
+                kept.append(rows)
+            else:
+                kept.clear()
+            yield rows
+        self.shares = shares
+        self._kept = kept if shares == 1 else None
 
     def _bad_changes(self) -> Iterator[pa.Table]:
-        for rows in self._tables():
+        for rows in self._measured():
             is_bad, is_truncation = pc.is_valid(rows[PROBLEM]), pc.equal(rows[OPERATION], _TRUNCATE)
             truncations = rows.filter(pc.and_not(is_truncation, is_bad))
             times = truncations[TIME].to_pylist()
