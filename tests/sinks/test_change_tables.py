@@ -735,6 +735,51 @@ def test_a_table_has_one_source(
     assert {key: row["a"] for key, row in table_rows(path).items()} == {1: 1}
 
 
+def test_a_source_renamed_within_a_batch_goes_on_when_the_advice_is_followed(tmp_path: Path) -> None:
+    """K2: other queues may still have changes of the old name, so the table accepts both."""
+    routes = [rmq.TableRoute(source=r"shop\.(?P<name>orders)(_v\d)?", target="all/{name}")]
+    old, new = SourceTable("shop", None, "orders"), SourceTable("shop", None, "orders_v2")
+    Query(tmp_path, routes=routes).apply(sent([change(Operation.INSERT, 1, old, id=1, a=1)]))
+    later = [
+        Sent(change(Operation.INSERT, 2, old, id=2, a=2), 10),
+        Sent(change(Operation.INSERT, 3, new, id=3, a=3), 11),
+    ]
+
+    with pytest.raises(SinkConflict, match=r"set the property rocketmq\.source of the table to '") as caught:
+        Query(tmp_path, routes=routes).apply(later)
+    [advised] = re.findall(r"of the table to '(.*)'\.", str(caught.value))
+    path = tmp_path / "all" / "orders"
+    DeltaTable(path).alter.set_table_properties({"rocketmq.source": advised}, raise_if_not_exists=False)
+
+    Query(tmp_path, routes=routes).apply(later)
+    assert {key: row["a"] for key, row in table_rows(path).items()} == {1: 1, 2: 2, 3: 3}
+
+
+def test_a_truncation_in_a_merged_table_removes_what_came_before_when_the_advice_is_followed(
+    tmp_path: Path,
+) -> None:
+    """K2: rows from before it may still come, also in the same batch."""
+    routes = [rmq.TableRoute(target="all/orders", merges=True)]
+    one, two = SourceTable("shop_1", None, "orders"), SourceTable("shop_2", None, "orders")
+    first = [change(Operation.INSERT, 1, table, id=1, a=1) for table in (one, two)]
+    Query(tmp_path, routes=routes).apply(sent(first))
+    batch = [
+        Sent(change(Operation.INSERT, 2, one, id=5, a=5), 10),
+        Sent(change(Operation.TRUNCATE, 3, one), 11),
+        Sent(change(Operation.INSERT, 4, one, id=6, a=6), 12),
+    ]
+
+    with pytest.raises(SinkConflict, match="Start the query with truncates='ignore'") as caught:
+        Query(tmp_path, routes=routes).apply(batch)
+    [below] = re.findall(r"whose __position is below '(.*)'", str(caught.value))
+    Query(tmp_path, routes=routes, truncates="ignore").apply(batch)
+    table = DeltaTable(tmp_path / "all" / "orders")
+    table.delete(f"__source_database = 'shop_1' and __position < '{below}'")
+
+    left = table.to_pyarrow_table().select(["__source_database", "id"]).to_pylist()
+    assert sorted(tuple(row.values()) for row in left) == [("shop_1", 6), ("shop_2", 1)]
+
+
 def test_a_truncation_of_the_one_source_of_a_table(tmp_path: Path) -> None:
     """K2: counts, whatever the target's name is made of; also in a table that somebody else has made."""
     routes = [rmq.TableRoute(source=r"shop\.orders", target="lake/all")]

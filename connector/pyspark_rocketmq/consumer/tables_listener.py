@@ -20,6 +20,7 @@ from pyspark_rocketmq.change_data.change import (
     Operation,
     SchemaChange,
 )
+from pyspark_rocketmq.change_data.effects import Order
 from pyspark_rocketmq.change_data.routes import Routed
 from pyspark_rocketmq.change_data.rules import columns_in
 from pyspark_rocketmq.change_data.statements import removed_columns
@@ -107,7 +108,7 @@ class TablesListener:
             case Change(operation=Operation.TRUNCATE) if routed is not None:
                 if self._truncates == "ignore":
                     return None
-                self._check_truncation(routed)
+                self._check_truncation(routed, place_of(decoded, message, number, by_queue=self._by_queue))
                 values = dict[str, Any]()
             case Change(operation=Operation.DELETE) if self._ignores_deletes:
                 return None
@@ -167,7 +168,7 @@ class TablesListener:
             )
         return routed.key(change.key)
 
-    def _check_truncation(self, routed: Routed) -> None:
+    def _check_truncation(self, routed: Routed, place: Order) -> None:
         if self._truncates == "stop":
             raise Unusable(
                 f"The source has truncated {routed.table}, and truncates='stop'. Decide what the table is to "
@@ -176,8 +177,9 @@ class TablesListener:
         if routed.route.merges:
             raise Unusable(
                 f"The source has truncated {routed.table}, but {routed.target} may have rows of other "
-                f"tables. Delete the rows of {routed.table} there, and start the query with "
-                "truncates='ignore'."
+                "tables. Start the query with truncates='ignore'. When it has consumed all earlier messages "
+                f"of every queue, delete the rows of {routed.table} there whose {POSITION} is below "
+                f"'{place}'."
             )
 
 

@@ -74,7 +74,10 @@ _WATERMARKS: Final = "_changes"
 _KEYS: Final = "rocketmq.keys"
 """Property of a table with the columns of its key."""
 _SOURCE: Final = "rocketmq.source"
-"""Property of a table with the source of its rows (``Routed.source``)."""
+"""Property of a table with the source of its rows (``Routed.source``).
+
+A user may set it to a JSON list of several sources: the names that a renamed table had.
+"""
 _FOLDERS: Final = "rocketmq.folders"
 """Property of the table with the watermarks: how many folders below the sink's folder each table is."""
 _TABLE: Final = "rocketmq.table."
@@ -388,8 +391,9 @@ class ChangeTables(DeltaSink):
         if not keys:
             raise SinkConflict(
                 f"The source has truncated a table before the first change of a row for {masked(path)} came, "
-                "so its key is not known. Start the query with truncates='ignore', or create the table with "
-                f"property {_KEYS}: the names of its key's columns, such as '[\"id\"]'."
+                f"so its key is not known. Create the table with property {_KEYS}: the names of its key's "
+                "columns, such as '[\"id\"]'. If no queue has older changes of it, you may start the query "
+                "with truncates='ignore' instead."
             )
         source = stored.get(_SOURCE, min(changes.sources))
         # Check first: of changes with two keys or sources, a new table would take one key and source.
@@ -458,7 +462,7 @@ class _Opened:
 
     table: ChangeTable
     source: str
-    """The source's table as a JSON list of names, or ``*`` if several tables are merged into this one."""
+    """The property ``rocketmq.source``, with ``*`` if several tables are merged into this one."""
     id: str
     """The Delta table's id; empty before it is made."""
 
@@ -469,14 +473,15 @@ class _Opened:
             SinkConflict: If one of the changes is of another table or has another key.
         """
         path, keys = masked(self.table.path), changes.keys
-        others = sorted(changes.sources - {self.source})
+        known = _names_in(self.source)
+        others = sorted(changes.sources - known)
         if others:
             found = ", ".join(map(_shown, others))
             raise SinkConflict(
                 f"{path} has the rows of {_shown(self.source)}, but changes of {found} have the same target: "
                 "rows with one key would replace each other. Give the tables different targets, or merge "
                 "them in a new one: TableRoute(merges=True). If the source's table has only been renamed, "
-                f"set the property {_SOURCE} of the table to its new name."
+                f"set the property {_SOURCE} of the table to '[{', '.join(sorted({*known, *others}))}]'."
             )
         if keys not in ([], [self.table.keys]):
             found = " and ".join(map(str, keys))
@@ -498,6 +503,17 @@ def _is_of_target(rows: pa.Table) -> pa.ChunkedArray:
     The own table gets changes that can be applied, and changes of the source's schema.
     """
     return pc.or_(pc.is_null(rows[PROBLEM]), pc.equal(rows[OPERATION], SCHEMA))
+
+
+def _names_in(source: str) -> frozenset[str]:
+    """Return the sources (``Routed.source``) that the property ``rocketmq.source`` names."""
+    try:
+        names = json.loads(source)
+    except ValueError:
+        names = None
+    if isinstance(names, list) and all(isinstance(each, list) for each in names):
+        return frozenset(json.dumps(each, ensure_ascii=False) for each in names)
+    return frozenset([source])
 
 
 def _shown(source: str) -> str:
