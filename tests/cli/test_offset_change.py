@@ -692,6 +692,31 @@ def test_a_group_goes_back_to_a_sink_that_has_lost_rows(lossy: Lossy) -> None:
     assert lossy.shop.now() == {A0: 20, A1: 30, RETRIES: 3}
 
 
+@pytest.mark.parametrize("by_command", [True, False])
+def test_a_sink_that_goes_back_once_more_is_noticed_again(
+    tmp_path: Path, sink: DeltaSink, by_command: bool
+) -> None:
+    """H7: the first backup was the wrong one, say, and nothing was committed in between."""
+    lossy = Lossy(Shop(DeltaOffsetStore(tmp_path / "offsets")), sink, passed={A0: 20, A1: 44})
+
+    def go_back() -> None:
+        if by_command:
+            lossy.shop.do(reset, ToSink(), sink=lossy.sink.path)
+        else:
+            reset_to_sink(lossy.shop.store, lossy.sink, GROUP)
+
+    go_back()
+    assert lossy.shop.now()[A1] == 30
+    assert not lossy.is_refused()
+
+    lossy.sink.rewind(GROUP, {A1: 25})
+
+    assert lossy.is_refused()
+    go_back()
+    assert lossy.shop.now()[A1] == 25
+    assert not lossy.is_refused()
+
+
 def test_a_group_does_not_go_back_to_the_beginning_of_a_sink_that_has_its_rows(
     shop: Shop, tmp_path: Path
 ) -> None:

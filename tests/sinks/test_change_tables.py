@@ -979,7 +979,7 @@ def test_offsets_are_moved_back_to_and_before_a_change_table(tmp_path: Path, kin
     rows_by_queue = {Q0: store.read(GROUP)[Q0]._replace(sinks=known, batch_id=3)}
     shutil.rmtree(path)
     again = made()
-    assert watermarks.lost(GROUP, rows_by_queue) == {Q0: 0}
+    assert watermarks.lost(GROUP, rows_by_queue).targets == {Q0: 0}
     [standing] = again.standings(GROUP, {Q0: 0})
     assert standing.merges_changes
     assert DeltaSink(path).standings(GROUP, {Q0: 0}) == (standing,)

@@ -17,6 +17,7 @@ from pyspark_rocketmq.sinks.against_offsets import (
     ahead_of,
     check_has_all,
     find_gaps,
+    having,
     is_behind_since_a_kill,
     left_out_sinks,
     records_of,
@@ -157,8 +158,14 @@ def reset_to_sink(
             targets[queue] = min(target, targets.get(queue, target))
     if not targets:
         return {}
+    # A sink that goes back once more is then noticed, too.
+    sinks = {
+        queue: having(queue, target, [standing for _, standing in standings])
+        for queue, target in targets.items()
+    }
     # The offset rows still remember messages of the broker's log, so that a loss there is still noticed.
-    moved = store.reset(consumer_group, targets, under={queue: rows[queue].epoch for queue in targets})
+    epochs = {queue: rows[queue].epoch for queue in targets}
+    moved = store.reset(consumer_group, targets, under=epochs, sinks=sinks)
     missed = sorted(targets.keys() - moved.keys())
     if missed:
         raise OffsetError(

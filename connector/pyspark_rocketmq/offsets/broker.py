@@ -28,6 +28,7 @@ from typing import Final, NamedTuple, Protocol
 from pyspark_rocketmq.display import peer_text
 from pyspark_rocketmq.errors import OffsetError, RocketMQError
 from pyspark_rocketmq.model import MessageQueue, QueueState
+from pyspark_rocketmq.offsets.recorded_sinks import RecordedSinks
 from pyspark_rocketmq.offsets.rules import apply_claim, apply_commit, apply_reset, new_row
 from pyspark_rocketmq.offsets.store import (
     FIRST_GENERATIONS,
@@ -258,6 +259,7 @@ class BrokerOffsetStore:
         targets: Mapping[MessageQueue, int],
         *,
         under: Mapping[MessageQueue, int] | None = None,  # noqa: ARG002 - brokers know no epochs
+        sinks: Mapping[MessageQueue, RecordedSinks] | None = None,  # noqa: ARG002 - nor sinks
     ) -> dict[MessageQueue, OffsetRow]:
         """Store the offsets ``targets``, and return the rows; a commit under way may still replace them.
 

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from pyspark_rocketmq.model import MessageQueue
+from pyspark_rocketmq.offsets.recorded_sinks import NO_SINKS, RecordedSinks
 from pyspark_rocketmq.offsets.store import LastSkipped, OffsetRow, OffsetStore, SinkRecord
 from pyspark_rocketmq.stored_values import NO_MESSAGES, RememberedMessages
 
@@ -23,6 +24,8 @@ class RecordedPosition(NamedTuple):
     """Generation of a queue without a row: a number that grows when the queue's offsets start again."""
     last_message: RememberedMessages = NO_MESSAGES
     """Messages that had been consumed when the position was recorded; the queue's row will remember them."""
+    sinks: RecordedSinks = NO_SINKS
+    """Sinks whose watermark the position is, which the queue's row will name."""
 
 
 def position_of_sink(row: OffsetRow | None, record: SinkRecord) -> RecordedPosition:
@@ -69,7 +72,8 @@ def move_to_recorded(
         claimed = store.claim(consumer_group, "", starts, generations)
         epochs |= {queue: row.epoch for queue, row in claimed.items()}
     targets = {queue: each.next_offset for queue, each in positions.items()}
-    moved = store.reset(consumer_group, targets, under=epochs)
+    sinks = {queue: each.sinks for queue, each in positions.items()}
+    moved = store.reset(consumer_group, targets, under=epochs, sinks=sinks)
     consumed = {
         queue: LastSkipped(row.epoch, positions[queue].last_message)
         for queue, row in moved.items()

@@ -23,7 +23,7 @@ from pyspark_rocketmq.consume.positions import ShownOffsets, resolve_start_offse
 from pyspark_rocketmq.errors import OffsetError, OffsetRegressed
 from pyspark_rocketmq.model import OPEN_END, MessageQueue, QueueState
 from pyspark_rocketmq.offsets.history import RESET_ACTION
-from pyspark_rocketmq.offsets.recorded_sinks import NO_SINKS
+from pyspark_rocketmq.offsets.recorded_sinks import NO_SINKS, RecordedSinks
 from pyspark_rocketmq.offsets.store import (
     CLAIMED,
     FIRST_GENERATIONS,
@@ -122,11 +122,14 @@ def apply_reset(
     consumer_group: str,
     targets: Mapping[MessageQueue, int],
     now_s: float,
+    *,
     under: Mapping[MessageQueue, int] | None = None,
+    sinks: Mapping[MessageQueue, RecordedSinks] | None = None,
 ) -> Change[dict[MessageQueue, OffsetRow]]:
     """Move queues to their targets and raise their epochs; clear suspensions and counts of redeliveries.
 
-    With ``under``, only queues that have the epoch given there are moved. See ``OffsetStore.reset``.
+    With ``under``, only queues that have the epoch given there are moved. The rows name the sinks in
+    ``sinks``. See ``OffsetStore.reset``.
 
     Raises:
         OffsetError: If a target is negative, or above the highest one.
@@ -140,7 +143,9 @@ def apply_reset(
         }
     batch_id = RESET if under is None else SKIPPED
     moved = {
-        queue: _reset(before.get(queue) or new_row(consumer_group, queue, target), target, now_s, batch_id)
+        queue: _reset(
+            before.get(queue) or new_row(consumer_group, queue, target), target, now_s, batch_id
+        )._replace(sinks=(sinks or {}).get(queue, NO_SINKS))
         for queue, target in targets.items()
     }
     return Change({**before, **moved}, moved)
@@ -521,14 +526,16 @@ class RowOffsetStore(ABC):
         targets: Mapping[MessageQueue, int],
         *,
         under: Mapping[MessageQueue, int] | None = None,
+        sinks: Mapping[MessageQueue, RecordedSinks] | None = None,
     ) -> dict[MessageQueue, OffsetRow]:
         """Move queues to any offset, raise their epochs, and return their rows.
 
-        With ``under``, only queues that have the epoch given there are moved. See ``OffsetStore.reset``.
+        With ``under``, only queues that have the epoch given there are moved. The rows name the sinks in
+        ``sinks``. See ``OffsetStore.reset``.
         """
         now_s = self._clock.now_s()
         return self._change(
             consumer_group,
-            lambda rows: apply_reset(rows, consumer_group, targets, now_s, under),
+            lambda rows: apply_reset(rows, consumer_group, targets, now_s, under=under, sinks=sinks),
             RESET_ACTION,
         )

@@ -400,12 +400,14 @@ class OffsetStore(Protocol):
         targets: Mapping[MessageQueue, int],
         *,
         under: Mapping[MessageQueue, int] | None = None,
+        sinks: Mapping[MessageQueue, RecordedSinks] | None = None,
     ) -> dict[MessageQueue, OffsetRow]:
         """Set the next offsets of queues to ``targets``; return the new rows of the queues that were moved.
 
         Their epochs grow, so that running batches can no longer commit. Their ``batch_id`` becomes ``RESET``.
         With ``under``, only queues whose stored epoch is the one given there are moved, and their
-        ``batch_id`` becomes ``SKIPPED``.
+        ``batch_id`` becomes ``SKIPPED``. The new rows name the sinks in ``sinks``, which must have the rows
+        of all messages below the target; without a sink there, a row names none.
 
         Raises:
             OffsetError: If a target is negative, or above the highest one.

@@ -149,6 +149,13 @@ def recorded_sinks(standings: Iterable[SinkStanding]) -> RecordedSinks:
     return RecordedSinks(known)
 
 
+def having(queue: MessageQueue, offset: int, standings: Iterable[SinkStanding]) -> RecordedSinks:
+    """Return those of the sinks that have the rows of all messages of a queue below ``offset``."""
+    return recorded_sinks(
+        each for each in standings if each.watermarks.get(queue, 0) >= offset or queue in each.later
+    )
+
+
 def check_has_all(
     consumer_group: str,
     rows: Mapping[MessageQueue, OffsetRow],

@@ -55,8 +55,9 @@ from pyspark_rocketmq.display import counted
 from pyspark_rocketmq.errors import RocketMQError
 from pyspark_rocketmq.model import MessageQueue, QueueBounds
 from pyspark_rocketmq.offsets.recorded_positions import RecordedPosition, move_to_recorded
+from pyspark_rocketmq.offsets.recorded_sinks import RecordedSinks
 from pyspark_rocketmq.offsets.store import OffsetRow
-from pyspark_rocketmq.sinks.against_offsets import find_gaps
+from pyspark_rocketmq.sinks.against_offsets import SinkGap, find_gaps, having
 from pyspark_rocketmq.sinks.delta.rules import rows_condition
 from pyspark_rocketmq.sinks.delta.sink_log import opened_log
 from pyspark_rocketmq.sinks.delta.watermarks import read_queues
@@ -100,10 +101,8 @@ class SinkWatermarks:
             log = opened_log(self._table(), self._storage)
             return dict(read_queues(log, consumer_group, queues).watermarks)
 
-    def lost(self, consumer_group: str, rows: Mapping[MessageQueue, OffsetRow]) -> dict[MessageQueue, int]:
-        """Return the queues of which the table lacks rows, although the group has consumed their messages.
-
-        A queue's value is the offset from which on rows are missing; 0 if the table has none of the queue.
+    def lost(self, consumer_group: str, rows: Mapping[MessageQueue, OffsetRow]) -> SinkGap:
+        """Return the gap of the table: queues of which it lacks rows, although the group has consumed them.
 
         Raises:
             JobFailed: If there is no such table, or its storage does not answer; if the table has all rows;
@@ -130,7 +129,7 @@ class SinkWatermarks:
             problem = rows_problem(self._sink(), consumer_group, found[0])
         if problem is not None:
             raise JobFailed(problem)
-        return found[0].targets
+        return found[0]
 
     def problem(self, consumer_group: str, moves: Sequence[QueueMove]) -> str | None:
         """Return why the watermarks must not be lowered to the targets of ``moves``; None if they may be.
@@ -259,6 +258,8 @@ class Wanted:
     positions. False if they come from a broker or from the user."""
     copied: Mapping[MessageQueue, OffsetRow] = field(default_factory=dict)
     """Rows of another group from which the targets are copied, by queue."""
+    sinks: Mapping[MessageQueue, RecordedSinks] = field(default_factory=dict)
+    """Sinks that have all rows below a queue's target, which are recorded in place of the former ones."""
 
     @property
     def recorded(self) -> frozenset[MessageQueue]:
@@ -289,9 +290,7 @@ def reset(
     group = open_group_or_new(settings, settings.consumer_group, is_new=True) if may_be_new else None
     change = _OffsetChange(settings, group)
     if isinstance(target, ToSink):
-        change.apply(
-            Wanted(change.lost_by_sink(options), forgets_sinks=True, are_recorded=True), options, console
-        )
+        change.apply(change.lost_by_sink(options), options, console)
         return
     targets = change.targets(target, options.choice)
     if target != ToBound(EARLIEST):
@@ -403,19 +402,21 @@ class _OffsetChange:
         rows = self.group.rows
         return {queue: row for queue, row in rows.items() if options.choice.takes_retries_too(queue)}
 
-    def lost_by_sink(self, options: ChangeOptions) -> dict[MessageQueue, int]:
-        """Return the chosen queues of which the sink lacks rows, each with its first offset without a row.
+    def lost_by_sink(self, options: ChangeOptions) -> Wanted:
+        """Return the moves of the chosen queues of which the sink lacks rows, to the end of its rows.
 
-        If the sink has no rows of a queue, its value is the first offset that the broker has.
+        If the sink has no rows of a queue, the move is to the first offset that the broker has.
         """
         if options.sink is None:
             raise JobFailed("--to sink needs --sink, the table to which the group goes back.")
-        lost = SinkWatermarks(options.sink, self._storage).lost(
+        gap = SinkWatermarks(options.sink, self._storage).lost(
             str(self.group.name), self.chosen_rows(options)
         )
-        begins = {queue for queue, at in lost.items() if at == 0}
+        begins = {queue for queue, at in gap.targets.items() if at == 0}
         bounds = self.needed_bounds(begins) if begins else {}
-        return lost | {queue: bounds[queue].min_offset for queue in begins}
+        targets = gap.targets | {queue: bounds[queue].min_offset for queue in begins}
+        sinks = {queue: having(queue, target, [gap.standing]) for queue, target in targets.items()}
+        return Wanted(targets, forgets_sinks=True, are_recorded=True, sinks=sinks)
 
     def needed_bounds(
         self, queues: Mapping[MessageQueue, object] | set[MessageQueue]
@@ -499,6 +500,12 @@ class _OffsetChange:
             queue: _recorded_position(target, wanted.copied.get(queue))
             for queue, target in targets.items()
             if queue not in said
+        }
+        # A target that was moved up, to the first message that is left, is beyond the sink's rows.
+        recorded |= {
+            queue: at._replace(sinks=wanted.sinks[queue])
+            for queue, at in recorded.items()
+            if queue in wanted.sinks and at.next_offset == wanted.targets[queue]
         }
         if recorded:
             rows = {**rows, **move_to_recorded(store, group, recorded, self.group.rows)}
