@@ -16,7 +16,7 @@ class OneMember:
         """Queues held by another member now; tests add and remove them."""
         self.claimed_elsewhere: list[MessageQueue] = []
         self.is_settled = True
-        self.offers_all = True
+        """Whether this member holds all queues allocated to it."""
         self.meanwhile: list[Callable[[], None]] = []
         """Called one by one, after the queues of a plan were offered and before they are planned."""
         self.refusals = 0
@@ -25,16 +25,24 @@ class OneMember:
         """Time-outs of waits for any queue."""
         self._terms: dict[MessageQueue, int] = {}
         self._planned: frozenset[MessageQueue] = frozenset()
+        self._offered: Mapping[MessageQueue, int] = {}
         self.resets: dict[MessageQueue, int] = {}
         """Resets that tasks have found."""
 
     def begin_plan(self) -> Mapping[MessageQueue, int]:
-        held = set(self._queues()) - self.taken
-        self.offers_all = self.is_settled
-        offered = {queue: self._terms.setdefault(queue, 1) for queue in held}
+        self._offered = self._held()
+        offered = self._offered
         if self.meanwhile:
             self.meanwhile.pop(0)()
         return offered
+
+    def _held(self) -> dict[MessageQueue, int]:
+        held = set(self._queues()) - self.taken
+        return {queue: self._terms.setdefault(queue, 1) for queue in held}
+
+    @property
+    def offers_all(self) -> bool:
+        return self.is_settled and self._held().items() <= self._offered.items()
 
     def planned(self, grants: Mapping[MessageQueue, int]) -> frozenset[MessageQueue]:
         is_refused = self.refusals > 0
@@ -48,6 +56,7 @@ class OneMember:
     def claimed_by_other(self, queue: MessageQueue) -> None:
         self.claimed_elsewhere.append(queue)
         self.taken.add(queue)
+        self.is_settled = False
 
     def take_resets(self) -> Mapping[MessageQueue, int]:
         resets, self.resets = self.resets, {}

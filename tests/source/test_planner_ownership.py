@@ -129,6 +129,41 @@ def test_an_available_now_run_does_not_end_if_its_queues_come_free_while_it_plan
     assert planning.next() == [(A0, 0, 5)]
 
 
+def test_an_available_now_run_does_not_end_if_its_share_grows_while_it_plans() -> None:
+    """H4, B2: another member leaves, and its queue is wanted, not held yet, when the plan is looked at."""
+    planning = Planning({A0: (0, 5)}, group=True)
+    planning.planner.prepare_available_now()
+    planning.ownership.taken.add(A0)
+
+    def is_wanted() -> None:
+        planning.ownership.is_settled = False
+
+    def is_held() -> None:
+        planning.ownership.is_settled = True
+        planning.ownership.taken.clear()
+
+    planning.ownership.meanwhile.append(is_wanted)
+    planning.on_pause.append(is_held)
+
+    assert planning.next() == [(A0, 0, 5)]
+
+
+def test_an_available_now_run_does_not_end_if_another_member_claims_a_queue() -> None:
+    """H4, C5: the plan finds that its row has another owner; the queue may come back."""
+    planning = Planning({A0: (0, 5)}, group=True)
+    planning.next()
+    planning.planner.prepare_available_now()
+    planning.store.claim("g", "somebody else", {A0: 0})
+
+    def comes_back() -> None:
+        planning.ownership.is_settled = True
+        planning.ownership.give(A0)
+
+    planning.on_pause.append(comes_back)
+
+    assert planning.next() == [(A0, 0, 5)]
+
+
 def test_an_available_now_run_does_not_end_if_grants_end_while_it_plans() -> None:
     """H4: after a pause of the process, say."""
     planning = Planning({A0: (0, 5)}, group=True)

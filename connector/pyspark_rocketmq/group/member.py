@@ -85,7 +85,7 @@ class QueueOwnership(Protocol):
 
     @property
     def offers_all(self) -> bool:
-        """Whether the last :meth:`begin_plan` returned all queues allocated to this consumer."""
+        """Whether the last :meth:`begin_plan` returned all queues that are allocated to this consumer now."""
         ...
 
     def planned(self, grants: Mapping[MessageQueue, int]) -> frozenset[MessageQueue]:
@@ -279,7 +279,6 @@ class RunningMember:
         """Queues that were in any such report on this plan; the plan's tasks never take one back."""
         self._offered: Mapping[MessageQueue, int] = {}
         """Queues that the newest plan could contain, each with the number of its grant (its lock)."""
-        self._offers_all = False
         self._made = 0
         """Number of the newest plan that was reported to the watcher."""
         self._masters_at_plan: Mapping[str, BrokerAddress | None] = {}
@@ -337,15 +336,21 @@ class RunningMember:
                 machine.reclaim(queue)
             self._given_up = frozenset()
             self._offered = machine.begin_plan(now_s)
-            self._offers_all = machine.has_all(now_s)
             return self._offered
 
         return self._notify(begin)
 
     @property
     def offers_all(self) -> bool:
-        """Whether the last :meth:`begin_plan` returned all queues allocated to this member."""
-        return self._offers_all
+        """Whether the last :meth:`begin_plan` returned all queues that are allocated to this member now.
+
+        False also if one of them was lost since, or has a new grant.
+        """
+
+        def has_offered(machine: Membership, now_s: float) -> bool:
+            return machine.has_all(now_s) and machine.plannable(now_s).items() <= self._offered.items()
+
+        return self._query(has_offered)
 
     def planned(self, grants: Mapping[MessageQueue, int]) -> frozenset[MessageQueue]:
         """Note the queues of the plan that was made; return those whose messages may be consumed.

@@ -142,9 +142,9 @@ class Drain:
         return None
 
     def _unsettled_error(self) -> RocketMQError | None:
-        """Return an error if the last look lacked queues that are allocated to this member; otherwise None.
+        """Return an error if the last look lacked queues that this member is to have; otherwise None.
 
-        Another member holds them, or did so at that time.
+        Another member holds them, or did so when the plan began.
         """
         if not self.has_begun or self._progress.is_whole:
             return None

@@ -83,9 +83,9 @@ class ProgressSource(Protocol):
 
     @property
     def is_whole(self) -> bool:
-        """Whether the last :meth:`read` began with all queues of this consumer.
+        """Whether the last :meth:`read` began with all queues that this consumer is to have now.
 
-        Otherwise some could not be planned: another consumer still held them, or their locks were too old.
+        Otherwise some could not be planned: another consumer held them, or their locks were too old.
         """
         ...
 
@@ -367,7 +367,7 @@ class GroupProgress:
 
     @property
     def is_whole(self) -> bool:
-        """Whether the last :meth:`read` began with all queues allocated to this member."""
+        """Whether the last :meth:`read` began with all queues that are allocated to this member now."""
         return self._ownership.offers_all
 
     def has_ends(self, queues: Collection[MessageQueue]) -> bool:
