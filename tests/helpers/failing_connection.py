@@ -107,3 +107,10 @@ class FailingCursor:
     def close(self) -> None:
         with suppress(Exception):
             self._real.close()
+
+
+class ExecutesNothing(FailingConnection):
+    """A connection that is open, and of which every statement fails, as behind a proxy."""
+
+    def cursor(self) -> FailingCursor:
+        return FailingCursor(self, self.real.cursor(), Faults(at=0))

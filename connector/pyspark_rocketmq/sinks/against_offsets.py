@@ -79,6 +79,14 @@ def with_newest(standing: SinkStanding, newest: Mapping[MessageQueue, str]) -> S
     return standing._replace(newest=below)
 
 
+def is_another(standing: SinkStanding, remembered: str) -> bool:
+    """Return whether a sink's table has another id than ``remembered``, or has lost its id.
+
+    False without a remembered id, and if there is no table.
+    """
+    return bool(remembered) and standing.identity is not None and standing.identity != remembered
+
+
 class SinkGap(NamedTuple):
     """A sink that lacks rows of messages below a group's offsets, or that is now another table."""
 
@@ -90,8 +98,11 @@ class SinkGap(NamedTuple):
 
     @property
     def is_another(self) -> bool:
-        """Whether the sink is now another table than the one that the group wrote to; False without ids."""
-        return bool(self.standing.identity and self.remembered) and self.standing.identity != self.remembered
+        """Whether the sink is now another table than the one that the group wrote to, or its id is lost.
+
+        False without ids, and if there is no table.
+        """
+        return is_another(self.standing, self.remembered)
 
     @property
     def may_be_forgotten(self) -> bool:
@@ -190,9 +201,8 @@ def find_gaps(rows: Mapping[MessageQueue, OffsetRow], standings: Sequence[SinkSt
             known = row.sinks.identity_of(standing.name, standing.identity, present)
             if known is None:
                 continue
-            is_another = bool(known and standing.identity) and known != standing.identity
             is_behind = standing.watermarks.get(queue, 0) < row.next_offset and queue not in standing.later
-            if is_another or is_behind:
+            if is_another(standing, known) or is_behind:
                 behind[queue], remembered = row, known
         if behind:
             found.append(SinkGap(standing, remembered, behind))
@@ -469,6 +479,8 @@ def _what_is_missing(consumer_group: str, gap: SinkGap) -> str:
     more = f"; and {len(queues) - _SHOWN_QUEUES} more queues" if len(queues) > _SHOWN_QUEUES else ""
     if standing.identity is None:
         why = "the sink is not there any more"
+    elif gap.is_another and not standing.identity:
+        why = f"the id of its table (before {gap.remembered}) is lost, so it may be another table"
     elif gap.is_another:
         why = (
             f"the sink is now another table (id {standing.identity}) than before (id {gap.remembered}), so "

@@ -238,9 +238,13 @@ class DatabaseSink:
     def watermarks(self, consumer_group: str) -> dict[QueueGeneration, int]:
         """Return the stored next offset of each queue of the group, by queue and stored generation.
 
+        The result is empty if the table of watermarks is not there.
+
         Raises:
             OffsetError: If the watermarks cannot be read.
         """
+        if self.table.identity is None and self.table.stored_identity(self.sleep) is None:
+            return {}
         stored = self._stored(consumer_group).watermarks
         return {QueueGeneration(queue, each.generation): each.next_offset for queue, each in stored.items()}
 

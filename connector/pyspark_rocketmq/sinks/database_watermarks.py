@@ -166,8 +166,10 @@ class WatermarkTable:
                 break
             if pause_s is None:
                 self._check_executes()
-                logger.warning(
-                    "table of watermarks %s cannot be read: %s", self.name, shown_error(unreadable)
+                logger.info(
+                    "table of watermarks %s is not there, or cannot be read: %s",
+                    self.name,
+                    shown_error(unreadable),
                 )
                 return None
             sleep(pause_s)
@@ -251,13 +253,13 @@ class WatermarkTable:
         self._connect().close()
 
     def _check_executes(self) -> None:
-        """Raise the database driver's own error if not even a statement without a table can be executed.
+        """Raise the database driver's own error if not even statements without a table can be executed.
 
         A connection to a proxy may be open while the database behind it is away.
         """
         with self.transaction() as cursor:
-            cursor.execute("SELECT 1")
-            cursor.fetchall()
+            cursor.execute(f"SAVEPOINT {_SAVEPOINT}")
+            cursor.execute(f"RELEASE SAVEPOINT {_SAVEPOINT}")
 
     def _bring_into_form(self) -> None:
         self._sql.lacks = ()
