@@ -62,14 +62,14 @@ class Deadline:
 
 
 def waits(seconds: float) -> Iterator[float]:
-    """Yield the time-outs of waits that take ``seconds`` together, one after the other: at most 1 s each.
+    """Yield the time-outs of waits that take ``seconds`` together: at least one, and at most 1 s each.
 
     If the process is stopped for a while, or its machine is paused, this uses up only the present wait. So
     another thread that is to answer has time to do so afterwards.
     """
-    while seconds > 0:
+    yield min(max(0.0, seconds), _LONGEST_WAIT_S)
+    while (seconds := seconds - _LONGEST_WAIT_S) > 0:
         yield min(seconds, _LONGEST_WAIT_S)
-        seconds -= _LONGEST_WAIT_S
 
 
 class SleepWatch:

@@ -38,7 +38,7 @@ def test_a_sleep_is_what_only_the_wall_clock_has_counted() -> None:
 
 
 @pytest.mark.parametrize(
-    ("seconds", "expected"), [(0.0, []), (0.3, [0.3]), (2.5, [1.0, 1.0, 0.5]), (3.0, [1.0, 1.0, 1.0])]
+    ("seconds", "expected"), [(0.0, [0.0]), (0.3, [0.3]), (2.5, [1.0, 1.0, 0.5]), (3.0, [1.0, 1.0, 1.0])]
 )
 def test_a_long_wait_is_made_of_short_ones(seconds: float, expected: list[float]) -> None:
     """A process that is stopped for an hour loses only the present one."""

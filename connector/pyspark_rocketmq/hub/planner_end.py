@@ -10,9 +10,10 @@ import threading
 from collections.abc import Collection, Mapping
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
+from contextlib import suppress
 from typing import Final, Protocol, assert_never
 
-from pyspark_rocketmq.clock import Clock
+from pyspark_rocketmq.clock import Clock, waits
 from pyspark_rocketmq.display import masking_logger
 from pyspark_rocketmq.errors import TransportError
 from pyspark_rocketmq.hub.connections import HubClient
@@ -161,11 +162,11 @@ class PlannerControl:
         answer: Future[Mapping[str, str]] = Future()
         self._storage_answer = answer
         client.send(StorageWanted())
-        try:
-            return answer.result(_STORAGE_ANSWER_S)
-        except FutureTimeout:
-            logger.warning("the driver has sent no renewed storage options of the offset store in time")
-            return None
+        for timeout_s in waits(_STORAGE_ANSWER_S):
+            with suppress(FutureTimeout):
+                return answer.result(timeout_s)
+        logger.warning("the driver has sent no renewed storage options of the offset store in time")
+        return None
 
     def drained(self) -> None:
         """Report that an ``availableNow`` query has consumed everything, so that the driver stops it."""

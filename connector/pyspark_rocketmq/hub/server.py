@@ -169,6 +169,8 @@ class HubServer(ConnectionLoop):
         for timeout_s in waits(_ANSWER_S):
             with suppress(FutureTimeout):
                 return answer.result(timeout_s)
+        if answer.done():
+            return answer.result()
         raise RocketMQError(
             f"The thread for the connections of planner and tasks has not answered for {_ANSWER_S:g} s. Look "
             "at the driver's log and load, and start the query again."
