@@ -78,7 +78,7 @@ def path(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("seed", range(12))
-@pytest.mark.parametrize("bytes_of_a_share", [None, 500], ids=["whole", "in shares"])
+@pytest.mark.parametrize("bytes_of_a_share", [None, 100], ids=["whole", "in shares"])
 def test_the_table_has_the_versions_of_a_model_in_any_order(
     path: Path, seed: int, bytes_of_a_share: int | None
 ) -> None:

@@ -165,7 +165,7 @@ class ClientRemotingProcessor:
         if len(messages) != 1:
             raise RemoteProtocolError(
                 f"Broker {broker_name} forwarded an operator's request to consume one message (mqadmin "
-                f"consumeMessage), but with {len(messages)} messages; none was consumed."
+                f"queryMsgByUniqueKey -g -d), but with {len(messages)} messages; none was consumed."
             )
         message = messages[0]._replace(topic=self._bare(messages[0].topic))
         origin = message.properties.get(RETRY_TOPIC)

@@ -476,12 +476,19 @@ class _Opened:
         known = _names_in(self.source)
         others = sorted(changes.sources - known)
         if others:
-            found = ", ".join(map(_shown, others))
+            found, names = ", ".join(map(_shown, others)), {*known, *others}
+            renamed = (
+                ""
+                if SEVERAL in names
+                else (
+                    " If the source's table has only been renamed, set the property "
+                    f"{_SOURCE} of the table to '[{', '.join(sorted(names))}]', or create the table with it."
+                )
+            )
             raise SinkConflict(
                 f"{path} has the rows of {_shown(self.source)}, but changes of {found} have the same target: "
                 "rows with one key would replace each other. Give the tables different targets, or merge "
-                "them in a new one: TableRoute(merges=True). If the source's table has only been renamed, "
-                f"set the property {_SOURCE} of the table to '[{', '.join(sorted({*known, *others}))}]'."
+                f"them in a new one: TableRoute(merges=True).{renamed}"
             )
         if keys not in ([], [self.table.keys]):
             found = " and ".join(map(str, keys))
@@ -511,9 +518,10 @@ def _names_in(source: str) -> frozenset[str]:
         names = json.loads(source)
     except ValueError:
         names = None
-    if isinstance(names, list) and all(isinstance(each, list) for each in names):
-        return frozenset(json.dumps(each, ensure_ascii=False) for each in names)
-    return frozenset([source])
+    if not isinstance(names, list):
+        return frozenset([source])
+    several = names if all(isinstance(each, list) for each in names) else [names]
+    return frozenset(json.dumps(each, ensure_ascii=False) for each in several)
 
 
 def _shown(source: str) -> str:
