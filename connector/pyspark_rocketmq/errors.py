@@ -129,8 +129,8 @@ class ConnectFailed(TransportError):
         return (
             f"Could not connect to {self.address}: {self.detail}. "
             "Check the address, that the server is running, and that no firewall is in between. Brokers "
-            "announce their own address (brokerIP1): if it is one that cannot be reached from here, give "
-            "another one in option brokerAddresses."
+            "announce their own addresses (brokerIP1). If this machine cannot reach an announced address, "
+            "give the address to use instead in option brokerAddresses."
         )
 
 
@@ -172,8 +172,8 @@ class RequestTimeout(TransportError):
     def __str__(self) -> str:
         return (
             f"{self.address} did not answer {self.request} within {self.timeout_s:.3g} s. "
-            "If this RocketMQ server is slow, raise requestTimeoutMs. If the address is that of another kind "
-            "of server, which never answers, correct it."
+            "If this RocketMQ server is slow, raise requestTimeoutMs. If another kind of server has this "
+            "address, correct the address."
         )
 
 
@@ -232,7 +232,7 @@ class SystemBusy(BrokerError):
 
     retryable: ClassVar[bool] = True
 
-    advice: ClassVar[str] = "If it does not pass, lower pullsInFlight, or send less."
+    advice: ClassVar[str] = "If the server stays overloaded, lower pullsInFlight, or send less."
 
 
 class TopicNotFound(BrokerError):
@@ -268,7 +268,7 @@ class MessageRefused(BrokerError):
     passes_later: ClassVar[bool] = False
 
     advice: ClassVar[str] = (
-        "If its size is the reason, let the broker accept larger messages (maxMessageSize), or send smaller "
+        "If the size is the reason, let the broker accept larger messages (maxMessageSize), or send smaller "
         "batches (batchBytes, batchSize)."
     )
 
@@ -308,7 +308,7 @@ class TopicAway(TopicNotFound):
 
     retryable: ClassVar[bool] = True
 
-    advice: ClassVar[str] = "Start the brokers that had it, or create the topic again."
+    advice: ClassVar[str] = "Start the brokers that had the topic, or create it again."
 
 
 class NameServerNotReady(BrokerError):
@@ -347,8 +347,8 @@ class ConsumptionForbidden(NoPermission):
     passes_later: ClassVar[bool] = True
 
     advice: ClassVar[str] = (
-        "Give the permission back: mqadmin updateTopicPerm, updateSubGroup "
-        "-s true, or the broker's brokerPermission."
+        "Give the permission back: for a topic `mqadmin updateTopicPerm`, for a group `mqadmin "
+        "updateSubGroup -s true` with the group's other settings, for a broker its brokerPermission."
     )
 
 
@@ -413,7 +413,10 @@ class SubscriptionNotLatest(BrokerError):
 
     retryable: ClassVar[bool] = True
 
-    advice: ClassVar[str] = "The group's next heartbeat corrects this; do nothing."
+    advice: ClassVar[str] = (
+        "The group's next heartbeat corrects this. If it does not pass, give all members of the group the "
+        "same subscriptions."
+    )
 
 
 class StaticTopic(RocketMQError):
@@ -471,9 +474,9 @@ class TooManySends(RocketMQError):
 
     def __str__(self) -> str:
         return (
-            f"{self.sends} sends of {self.size} bytes were under way for {self.waited_s:g} s without room "
-            "for another one: the brokers are slower than the sender. Send less, or allow more with "
-            "max_sends and max_bytes."
+            f"{self.sends} sends with {self.size} bytes in total were under way for {self.waited_s:g} s "
+            "without room for another one: the brokers are slower than the sender. Send less, or allow more "
+            "with max_sends and max_bytes of AsyncSends."
         )
 
 
@@ -503,23 +506,23 @@ class RowNotSent(RocketMQError):
             )
         if self.is_stored is None:
             return (
-                f"Not acknowledged: {about} All rows of the task up to here may be stored, and come again "
-                "with a retry."
+                f"Not acknowledged: {about} All rows of the task up to here may be stored, and a retry sends "
+                "them again."
             )
         if self.is_no_message:
             return (
                 f"Not sent: {about} The rows before it may be stored. Each retry sends them again, and fails "
                 "at this row: correct it, or leave it out."
             )
-        return f"Not sent: {about} Rows before may be stored, and come again with a retry."
+        return f"Not sent: {about} Earlier rows of the task may be stored, and a retry sends them again."
 
 
 class DeadLetterRefused(RocketMQError):
     """No broker accepts a message that a group gives up; its queue waits, and nothing is lost.
 
     Do: Remove what the error names: give the user the right to send to ``%RETRY%GROUP``, shorten the group's
-    name to 120 characters, send fewer properties; or skip the message
-    (``pyspark-rocketmq offsets skip --messages 1 --topic TOPIC --queue BROKER:ID``).
+    name to 120 characters, send fewer properties; or stop the group's queries and skip the message
+    (``pyspark-rocketmq offsets skip --messages 1 --topic TOPIC --queue BROKER:ID --conf FILE``).
     """
 
     def __init__(self, consumer_group: str, queue: str, queue_offset: int, sent: str, copied: str) -> None:
@@ -537,8 +540,8 @@ class DeadLetterRefused(RocketMQError):
             f"{self.queue} queueOffset={self.queue_offset}: no broker takes this message as a dead letter of "
             f"group {self.consumer_group}, so the queue waits at this message. It was refused when sent to "
             f"the group's retry topic: {self.sent} The broker that stores it did not copy it either: "
-            f"{self.copied} Remove the reason, or skip the message: `pyspark-rocketmq offsets skip "
-            "--messages 1 --topic TOPIC --queue BROKER:ID`."
+            f"{self.copied} Correct the cause, or stop the group's queries and skip the message: "
+            "`pyspark-rocketmq offsets skip --messages 1 --topic TOPIC --queue BROKER:ID --conf FILE`."
         )
 
 
@@ -674,9 +677,9 @@ class UndecodableMessage(OffsetError):
         return (
             f"{self.queue}: the message at offset {self.queue_offset} cannot be decoded: "
             f"{self.reason[:_MAX_REASON]} Set undecodableMessages=keep: then you get the message with its "
-            "stored bytes and property UNDECODABLE. Or move the group past it"
+            "stored bytes and property UNDECODABLE. Or move the group past this message"
             f"{' and the messages before it' if self.before else ''}: `pyspark-rocketmq offsets skip "
-            f"--messages {self.before + 1} --topic TOPIC --queue BROKER:ID`."
+            f"--messages {self.before + 1} --topic TOPIC --queue BROKER:ID --conf FILE`."
         )
 
 
@@ -744,9 +747,9 @@ class OffsetsBeganAgain(DataLoss):
             f"{self.queue}: offset {self.wanted} was consumed, but has another message now (the broker has "
             f"{self.available}). The topic was deleted and created again, or a slave that lacked the newest "
             "messages became master. Messages that were not read may be lost. Set failOnDataLoss=false to "
-            "go on with the first message that was not consumed. Or reset the group's offset, with "
-            "`pyspark-rocketmq offsets reset` or at the broker. Every message from there on is consumed and "
-            "reaches the sink."
+            "go on with the first message that was not consumed. Or reset the group's offset for this queue "
+            "at the broker or with `pyspark-rocketmq offsets reset --to OFFSET --topic TOPIC --queue "
+            "BROKER:ID --conf FILE`: every message from that offset on is consumed and reaches the sink."
         )
 
 
@@ -764,8 +767,8 @@ class LostBehindSink(DataLoss):
             "new messages get the same offsets. Where the new messages begin is unknown: the rows were "
             "written by a release, or into a sink, that kept no message beside the watermark. Nothing was "
             "consumed. Find the first new message by its store time, and reset the group's offset for this "
-            "queue to it (`pyspark-rocketmq offsets reset`): every message from there on is consumed and "
-            "reaches the sink."
+            "queue to that message: `pyspark-rocketmq offsets reset --to OFFSET --topic TOPIC --queue "
+            "BROKER:ID --conf FILE`. Every message from that offset on is consumed and reaches the sink."
         )
 
 
@@ -778,9 +781,9 @@ class TopicDeleted(DataLoss):
 
     def __str__(self) -> str:
         return (
-            f"{self.queue}: offset {self.wanted} was to be read next, but {self.available}. Messages that "
-            "were not read are lost. Set failOnDataLoss=false to go on without it (if it is created "
-            "again, it is read from its start), or leave it out of the query's topics."
+            f"{self.queue}: offset {self.wanted} was to be read next, but {self.available.rstrip('.')}. "
+            "Messages that were not read are lost. Set failOnDataLoss=false to go on without the topic (if "
+            "it is created again, it is read from its start), or leave the topic out of the query."
         )
 
 
@@ -792,9 +795,9 @@ class QueueRemoved(DataLoss):
 
     def __str__(self) -> str:
         return (
-            f"{self.queue}: offset {self.wanted} was to be read next, but {self.available}. Give the topic "
-            "its queues back (mqadmin updateTopic -r) until they are read, or set failOnDataLoss=false to go "
-            "on without it."
+            f"{self.queue}: offset {self.wanted} was to be read next, but {self.available.rstrip('.')}. "
+            "Give the topic its queues back (mqadmin updateTopic -r) until they are read, or set "
+            "failOnDataLoss=false to go on without this queue and its unread messages."
         )
 
 

@@ -93,7 +93,7 @@ def test_no_more_are_under_way_than_allowed(
     sends = AsyncSends(producer, wait_s=0.05, **bound)
     first, second = sends.send(PAID, queue=A0), sends.send(PAID, queue=A0)
 
-    with pytest.raises(TooManySends, match=r"2 sends of 8 bytes were under way for 0\.05 s"):
+    with pytest.raises(TooManySends, match=r"2 sends with 8 bytes in total were under way for 0\.05 s"):
         sends.send(PAID, queue=A0)
     wait_until(lambda: len(held) == 2, TIMEOUT_S, reason="two requests at the broker")
     for peer, request in held:

@@ -339,8 +339,8 @@ def test_a_topic_of_a_row_may_have_blanks_around_it() -> None:
 def test_only_an_invalid_row_is_reported_to_fail_again() -> None:
     """G2"""
     assert str(RowNotSent("row 1 of the task", "the broker is busy")) == (
-        "Not sent: row 1 of the task: the broker is busy. Rows before may be stored, and come again with a "
-        "retry."
+        "Not sent: row 1 of the task: the broker is busy. Earlier rows of the task may be stored, and a "
+        "retry sends them again."
     )
 
 

@@ -405,7 +405,7 @@ def test_addresses_out_of_reach_are_replaced_wherever_a_route_s_address_is_used(
     with cloud(TOPIC, advertised=OUT_OF_REACH) as cluster:
         servers = cluster.name_servers
         with pytest.raises(
-            ConnectFailed, match=r"127\.0\.0\.[23]:10911.*give another one in option brokerAddresses"
+            ConnectFailed, match=r"127\.0\.0\.[23]:10911.*use instead in option brokerAddresses"
         ):
             bodies(nameServers=servers)
         with pytest.raises(RowNotSent, match=r"option brokerAddresses"):
