@@ -114,7 +114,10 @@ def encode_properties(properties: Mapping[str, str]) -> bytes:
                 "convert them."
             )
         if not name:
-            raise LocalProtocolError("A message property has an empty name; every consumer would drop it.")
+            raise LocalProtocolError(
+                "A message property has an empty name; every consumer would drop it. Leave it out, or name "
+                "it."
+            )
         if not value:
             raise LocalProtocolError(
                 f"Message property {name!r} has an empty value; every consumer would drop it. Leave it "

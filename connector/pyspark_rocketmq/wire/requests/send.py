@@ -184,7 +184,7 @@ def batch_command(batch: Batch, settings: SendSettings, born_timestamp_ms: int) 
     """
     queue = batch.queue
     if not batch.messages:
-        raise LocalProtocolError(f"A batch for {queue} holds no message.")
+        raise LocalProtocolError(f"A batch for {queue} holds no message; add at least one.")
     for message in batch.messages:
         if message.topic != queue.topic:
             raise LocalProtocolError(

@@ -125,8 +125,9 @@ def decode_route(body: bytes, topic: str = "") -> TopicRoute:
     order_topic_conf = route.optional_text("orderTopicConf") or None
     if order_topic_conf is not None and _ORDER_CONF.fullmatch(order_topic_conf) is None:
         raise RemoteProtocolError(
-            "TopicRouteData.orderTopicConf must look like 'broker:queues;…', but is "
-            f"{short_repr(order_topic_conf)}."
+            f"The order configuration of topic {short_repr(topic)} (TopicRouteData.orderTopicConf) must look "
+            f"like 'broker:queues;…', but is {short_repr(order_topic_conf)}. Correct it (mqadmin "
+            "updateOrderConf)."
         )
     queues = tuple(map(_queue, route.objects("queueDatas")))
     _check_count(topic, "readQueueNums", [(data.broker_name, data.read_queue_nums) for data in queues])
