@@ -157,7 +157,10 @@ def test_a_child_has_futures_of_its_own(cluster: ScriptedCluster, producer: Prod
     assert in_child(work) == (
         0,
         True,
-        "This process was forked while the message was sent: only its parent gets the outcome.",
+        (
+            "The process was forked while this message was sent: only the parent process gets the outcome. "
+            "Wait for it there."
+        ),
         0,
     )
     assert not parents.done()

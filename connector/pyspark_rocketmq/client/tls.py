@@ -141,7 +141,7 @@ def _alert_error(address: str, alert: ssl.SSLError) -> TlsFailed:
     return TlsFailed(
         address,
         f"the server refused the connection: {reason}. If it requires client certificates, set tlsCertFile "
-        "and tlsKeyFile to a certificate that its authority has signed, and to the certificate's key.",
+        "to a certificate from an authority that the server trusts, and tlsKeyFile to the certificate's key.",
     )
 
 

@@ -40,7 +40,8 @@ class _SendFuture(Future[SendResult]):
             self._done_callbacks.clear()
             self.set_exception(
                 RocketMQError(
-                    "This process was forked while the message was sent: only its parent gets the outcome."
+                    "The process was forked while this message was sent: only the parent process gets the "
+                    "outcome. Wait for it there."
                 )
             )
 

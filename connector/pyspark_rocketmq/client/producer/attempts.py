@@ -67,7 +67,10 @@ def next_outcome(outcomes: SimpleQueue[OutcomeT], send_timeout_s: float) -> Outc
     for timeout_s in waits(patience_s):
         with suppress(Empty):
             return outcomes.get(timeout=timeout_s)
-    raise AssertionError(f"no outcome of a send came within {patience_s:g} s")
+    raise AssertionError(
+        f"no outcome of a send came within {patience_s:g} s. This is a bug of pyspark-rocketmq: please "
+        "report it"
+    )
 
 
 def route_to_create(default_route: TopicRoute) -> TopicRoute:
