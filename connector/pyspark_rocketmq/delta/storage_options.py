@@ -195,8 +195,8 @@ class StorageOptions:
                 failure = type(error).__name__
                 if self._values is None:
                     raise OSError(
-                        f"The callable that returns the storage options failed with {failure}. Its own error "
-                        "is in the traceback: correct it, and start again."
+                        f"The callable that returns the storage options failed with {failure}, which the "
+                        "traceback shows. Correct the callable, and start again."
                     ) from error
                 # Do not log the error's text, which may contain anything.
                 logger.warning("storage options could not be renewed, using the previous ones: %s", failure)
