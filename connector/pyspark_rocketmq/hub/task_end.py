@@ -464,7 +464,7 @@ class TaskControl(RangeInstructions):
             raise RocketMQError(
                 f"The driver at {self._connection.place} has not confirmed {counted(in_doubt, 'part')} of "
                 "this task's result, which may not have arrived. Spark runs the task again, and the driver "
-                "then says which of its parts it has. If this happens again and again, look at its log."
+                "then reports which parts it has. If this happens again and again, look at the driver's log."
             )
 
     def done(self, last: Part | None) -> None:
