@@ -357,7 +357,8 @@ def _by_room(items: Iterable[T], room_of: Callable[[T], str], kind: str) -> dict
         if not room:
             raise ValueError(
                 f"The machine room of {kind} {item} cannot be recognised from its name. By default a broker "
-                "is named ROOM@NAME, and a client id is HOST@ROOM/NAME."
+                "is named ROOM@NAME, and a client id is HOST@ROOM/NAME. Correct the broker's name, or the "
+                "consumer's instanceName."
             )
         rooms.setdefault(room, []).append(item)
     return rooms

@@ -77,5 +77,6 @@ class DeathCounts:
         return RocketMQError(
             f"{listed}: {deaths} tasks died one after the other without getting {further}. A message "
             "at such an offset may end the Python worker: look at the executors' logs. If it cannot be "
-            "consumed, skip it: `pyspark-rocketmq offsets skip --messages 1 --topic TOPIC --queue BROKER:ID`."
+            "consumed, skip it: `pyspark-rocketmq offsets skip --messages 1 --topic TOPIC --queue BROKER:ID "
+            "--conf FILE`."
         )

@@ -555,7 +555,8 @@ class RangeWindow:
         planned = self._of.planned
         self.failure = RocketMQError(
             f"{planned.queue}: reading {planned.extent} from {self._of.address} is blocked, with no pull in "
-            "flight and none to send; this is a bug of pyspark-rocketmq. Run the query again."
+            "flight and none to send; this is a bug of pyspark-rocketmq. Please report it, and run the query "
+            "again."
         )
 
     def _go_on(self, task: PullTask, result: PullResult, now_s: float) -> None:

@@ -228,8 +228,9 @@ def check_chains(parts: Iterable[Part]) -> None:
         if one is not None and one.state.next_offset != ack.start:
             raise RocketMQError(
                 f"{ack.queue}: two ranges of one batch were consumed, {one.start} to "
-                f"{one.state.next_offset} and {ack.start} to {ack.state.next_offset}; nothing of them is "
-                "committed. Do not copy or union the rows of format('rocketmq') before they are consumed."
+                f"{one.state.next_offset} and {ack.start} to {ack.state.next_offset}. The second does not "
+                "begin where the first ends; neither is committed. Do not copy or union the rows of "
+                "format('rocketmq') before they are consumed."
             )
         last[ack.queue] = ack
 

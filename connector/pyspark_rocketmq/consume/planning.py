@@ -152,7 +152,8 @@ def split_ranges(
             largest = max(wanted, key=lambda each: each.count)
             problem = (
                 f"option 'maxRecordsPerPartition={max_records}' would make {count} tasks, more than "
-                f"{MAX_PARTS}: {largest.queue} alone is read from {largest.start} to {largest.end}; raise it"
+                f"{MAX_PARTS}: the largest range is {largest.queue} from {largest.start} to {largest.end}. "
+                "Raise the option"
             )
             raise OptionError((problem,))
         wanted = [part for each in wanted for part in _cut(each, -(-each.count // max_records))]
