@@ -169,8 +169,9 @@ def reset_to_sink(
     missed = sorted(targets.keys() - moved.keys())
     if missed:
         raise OffsetError(
-            f"Group {consumer_group} was not moved in {'; '.join(map(str, missed))}: somebody claimed or "
-            "moved them meanwhile. Stop every query of the group, and call reset_to_sink again."
+            f"Offsets of group {consumer_group} were not moved in {'; '.join(map(str, missed))}: somebody "
+            "claimed or moved these queues meanwhile. Stop every query of the group, and call reset_to_sink "
+            "again."
         )
     return targets
 
