@@ -66,7 +66,10 @@ def test_change_survives_a_task_boundary() -> None:
     [
         ({"operation": Operation.TRUNCATE, "key": {"id": 1}}, "no key and no row"),
         ({"operation": Operation.DELETE, "row": {"id": 1}}, "no row after it"),
-        ({"operation": Operation.UPDATE, "row": {"a": 1}, "absent": frozenset("a")}, "in the row and absent"),
+        (
+            {"operation": Operation.UPDATE, "row": {"a": 1}, "absent": frozenset("a")},
+            "in the row and absent; give each",
+        ),
     ],
 )
 def test_change_that_contradicts_itself_is_refused(change: dict[str, object], words: str) -> None:

@@ -164,9 +164,9 @@ def test_the_salt_is_not_shown() -> None:
 @pytest.mark.parametrize(
     ("routes", "problem"),
     [
-        ([], "names none"),
+        ([], "routes is an empty list; leave it out"),
         ([TableRoute(source="(")], "no regular expression"),
-        ([TableRoute(target="{shard}/x")], r"has \{shard\}; there are database"),
+        ([TableRoute(target="{shard}/x")], r"has \{shard\}, which is no placeholder; those are database"),
         ([TableRoute(target="/x")], "between single slashes"),
         ([TableRoute(target="_x")], "neither a point nor an underscore"),
         ([TableRoute(target="../x")], "neither a point nor an underscore"),

@@ -177,7 +177,7 @@ class CanalJson:
     def _shape(self, operation: Operation, table: SourceTable, flat: _Flat) -> _Shape:
         declared = flat.members.get("mysqlType")
         if not isinstance(declared, dict) or not declared:
-            raise Unreadable("the message has no mysqlType, which the values need")
+            raise Unreadable("the message has no mysqlType, by which its values are read")
         for name, text in declared.items():
             if not isinstance(text, str):
                 raise Unreadable(f"the mysqlType of column {name} is no text")
@@ -275,8 +275,8 @@ class _Shape(NamedTuple):
         if not (known >= row.keys() and known >= old.keys()):
             unknown = sorted({*row, *old} - known)
             raise Unreadable(
-                f"the row has column {', '.join(unknown)}, but the message's mysqlType has not: the source's "
-                "table was altered, and Canal did not have its present columns when it wrote the message"
+                f"the message's mysqlType lacks column {', '.join(unknown)} of the row: the source's table "
+                "was altered, and Canal did not have its present columns when it wrote the message"
             )
         keys = key_columns(self.named_keys, self.own_keys, row)
         if self.operation is Operation.UPDATE and not old and not keys:

@@ -158,7 +158,10 @@ class Change:
             )
         both = self.absent & self.row.keys()
         if both:
-            raise ValueError(f"column(s) {', '.join(sorted(both))} of {self.table} are in the row and absent")
+            raise ValueError(
+                f"column(s) {', '.join(sorted(both))} of {self.table} are in the row and absent; "
+                "give each column in only one of the two"
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

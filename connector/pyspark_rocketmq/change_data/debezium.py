@@ -476,7 +476,8 @@ def _key_values(
     missing = [name for name in names if name not in of_key and name not in of_row]
     if missing:
         raise Unreadable(
-            f"neither the message's KEYS nor its row has the column {', '.join(missing)} of the key"
+            f"key column {', '.join(missing)} is neither in the message's KEYS nor in its row: correct keys, "
+            "or have Debezium send the column"
         )
     is_row_first = key.schema is None and image is not None and image.schema is not None
     known = {**of_key, **of_row} if is_row_first else {**of_row, **of_key}

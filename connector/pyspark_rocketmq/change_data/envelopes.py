@@ -92,7 +92,7 @@ def envelope_of(name: str, options: Mapping[str, Any]) -> Envelope:
         try:
             rules = replace(rules, **{option: _PARSERS[option](options[option])})
         except (ValueError, TypeError) as fault:
-            problems.append(f"{option}={options[option]!r}: {fault}")
+            problems.append(f"{option}={options[option]!r} {fault}")
     if problems:
         raise OptionError(tuple(sorted(problems)), where=_WHERE)
     return kind.make(rules=rules)
@@ -127,7 +127,7 @@ def _one_of(kind: type[EnumT]) -> Callable[[Any], EnumT]:
     def parse(text: Any) -> EnumT:
         values = [member.value for member in kind]
         if text not in values:
-            raise ValueError(_hint(str(text), values))
+            raise ValueError(f"is unknown; {_hint(str(text), values)}")
         return kind(text)
 
     return parse

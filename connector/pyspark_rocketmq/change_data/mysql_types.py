@@ -310,7 +310,9 @@ def _unknown(what: str, declared: _Declared) -> str:
 def _json(declared: _Declared) -> Column[str]:
     def document(text: str) -> str:
         if _JSON_DIFF.match(text):
-            raise Unreadable("it is a change within a document: set MySQL's binlog_row_value_options=''")
+            raise Unreadable(
+                "it is not a whole document, only a change of one: set MySQL's binlog_row_value_options=''"
+            )
         return text
 
     return _column(declared, Kind.STRING, document)

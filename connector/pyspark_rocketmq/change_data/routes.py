@@ -87,7 +87,7 @@ class TableRoute:
         groups = re.compile(self.source).groupindex
         known = [*_NAMES, *groups]
         found = [
-            f"target={self.target!r} has {{{name}}}; there are {', '.join(known)}"
+            f"target={self.target!r} has {{{name}}}, which is no placeholder; those are {', '.join(known)}"
             for name in _PLACEHOLDER.findall(self.target)
             if name not in known
         ]
@@ -278,7 +278,7 @@ def route_problems(routes: Sequence[TableRoute], salt: str) -> list[str]:
     """Return what is wrong with routes and salt, one text for each problem; empty if nothing is."""
     problems = [problem for route in routes for problem in route.problems()]
     if not routes:
-        problems.append("routes=[] names none; leave it out, and every table has a folder of its own")
+        problems.append("routes is an empty list; leave it out, and every table has a folder of its own")
     if not salt and any(route.mask for route in routes):
         problems.append("a route masks columns, but there is no salt for their hashes: give mask_salt")
     depths = {route.target.count("/") for route in routes if route.target is not None}
@@ -286,6 +286,7 @@ def route_problems(routes: Sequence[TableRoute], salt: str) -> list[str]:
     if len(depths) > 1 or (has_default and not depths <= _DEFAULT_DEPTHS):
         problems.append(
             "targets of routes have different numbers of folders, so one table could be within another; give "
-            "all targets the same number of folders"
+            "all targets the same number of folders (a route without target has 2 of them, or 3 if the "
+            "source has schemas)"
         )
     return problems

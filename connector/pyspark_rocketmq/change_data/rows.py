@@ -56,7 +56,8 @@ class RowImage(NamedTuple):
         missing = [name for name in self.key_columns if name not in row]
         if missing:
             raise Unreadable(
-                f"the row lacks {', '.join(missing)} of the key: set MySQL's binlog_row_image=FULL"
+                f"the row lacks {', '.join(missing)} of the key: set MySQL's binlog_row_image=FULL, or "
+                "correct keys if the table has no such column"
             )
         return {name: row[name] for name in self.key_columns}
 

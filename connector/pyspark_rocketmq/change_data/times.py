@@ -123,7 +123,7 @@ def parse_moment(text: str, zone: tzinfo | None = None) -> datetime:
     parsed = _parse(text)
     if parsed.tzinfo is None:
         if zone is None:
-            raise Unreadable("it has no zone, and there is no source_time_zone")
+            raise Unreadable(f"{text!r} names no time zone")
         parsed = parsed.replace(tzinfo=zone)
     try:
         return parsed.astimezone(UTC)
