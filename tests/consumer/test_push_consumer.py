@@ -609,7 +609,7 @@ def test_an_object_that_cannot_be_pickled_is_named_before_anything_runs() -> Non
         "insert cannot be sent to the executors: its variable 'connection' is a sqlite3.Connection"
         in of_listener
     )
-    assert "make it in the open() of a listener class" in of_listener
+    assert "create that object in the open() of a listener class" in of_listener
     assert "the hook an object of type Hook cannot be sent to the executors: its attribute 'lock'" in of_hook
     connection.close()
 

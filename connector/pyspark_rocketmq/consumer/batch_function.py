@@ -231,8 +231,8 @@ def check_over_connect(parts: CommitterParts, known_problems: Sequence[str] = ()
     ):
         problems.append(
             "the storage_options of the offset store are a callable, and the query's planner, a process of "
-            "Spark's server, cannot call it for new ones; give a mapping, or put the credentials into the "
-            "server's environment"
+            "Spark's server, cannot call it for new credentials; give a mapping, or put the credentials into "
+            "the server's environment"
         )
     for what, one in (
         ("offset_store", parts.store),
@@ -243,7 +243,7 @@ def check_over_connect(parts: CommitterParts, known_problems: Sequence[str] = ()
         if reason is not None:
             problems.append(
                 f"the {what} cannot be sent to the server, where Spark Connect runs foreachBatch in a "
-                f"process of its own: {reason}; use a classic session for it"
+                f"process of its own: {reason}; remove that object, or use a classic session"
             )
     if problems:
         raise OptionError(tuple(problems), where="PushConsumer over Spark Connect")

@@ -356,8 +356,9 @@ def removal(change: SchemaChange, removed: Sequence[str]) -> SchemaChanged:
     """Return the error that ends the query at a statement that drops or renames columns of its table."""
     problem = SchemaChanged(
         f"The source has dropped or renamed {', '.join(removed)} of {change.table}, which the table "
-        f"still has ({change.statement:.200}). Stop the query and rewrite the table without it (in "
-        "Spark: mode overwrite with overwriteSchema=true), or keep it: schema_changes='lenient'"
+        f"still has ({change.statement:.200}). While no query writes the table, rewrite it without these "
+        "columns (in Spark: mode overwrite with overwriteSchema=true); or keep them, with "
+        "schema_changes='lenient'"
     )
     problem.columns = list(removed)
     return problem
@@ -436,6 +437,6 @@ def _passed_over(change: Change) -> None:  # noqa: ARG001 - called like the othe
 
 def _stopped(change: Change) -> dict[str, Any]:
     raise Unusable(
-        f"The source has truncated {change.table}, and truncates='stop'. Decide what the table is to have, "
-        "and start the query with 'apply' or 'ignore'."
+        f"The source has truncated {change.table}, and truncates='stop'. Start the query with 'apply' to "
+        "delete the table's rows, or with 'ignore' to keep them."
     )

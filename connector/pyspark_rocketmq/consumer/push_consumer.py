@@ -706,8 +706,8 @@ class PushConsumer:
             )
         sent = [("listener", self._listener), *(("hook", hook) for hook in self._hooks)]
         return problems + [
-            f"the {what} {named(one)} cannot be sent to the executors: {reason}; make it in the open() of a "
-            "listener class or when it is first needed, or register 'module:name'"
+            f"the {what} {named(one)} cannot be sent to the executors: {reason}; create that object in "
+            "the open() of a listener class or at its first use, or register 'module:name'"
             for what, one in sent
             if (reason := why_not_picklable(one)) is not None
         ]

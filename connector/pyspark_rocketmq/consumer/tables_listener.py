@@ -171,8 +171,8 @@ class TablesListener:
     def _check_truncation(self, routed: Routed, place: Order) -> None:
         if self._truncates == "stop":
             raise Unusable(
-                f"The source has truncated {routed.table}, and truncates='stop'. Decide what the table is to "
-                "have, and start the query with 'apply' or 'ignore'."
+                f"The source has truncated {routed.table}, and truncates='stop'. Start the query with "
+                "'apply' to delete the table's rows, or with 'ignore' to keep them."
             )
         if routed.route.merges:
             raise Unusable(

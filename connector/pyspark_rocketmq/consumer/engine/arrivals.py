@@ -378,7 +378,7 @@ def end_did_not_come(queue: MessageQueue) -> RocketMQError:
     """Return the error for a range whose end the source has not delivered."""
     return RocketMQError(
         f"{queue}: reading stopped before the end of the range was reached; this is a bug of "
-        "pyspark-rocketmq. Run the query again."
+        "pyspark-rocketmq; please report it. Run the query again."
     )
 
 
