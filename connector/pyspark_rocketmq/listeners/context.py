@@ -320,8 +320,9 @@ class DeliveryContext:
         if not isinstance(self.broken, SchemaError):
             return RocketMQError(f"{where}: {self.broken}")
         return SchemaError(
-            f"{where}: {self.broken} The query ends, since no message is at fault, and nothing of this "
-            "micro-batch counts: correct the listener or its output schema, and start the query again."
+            f"{where}: {self.broken} The query ends, and this counts as no attempt of a message. Correct the "
+            "listener or its output schema, and start the query again: it delivers the messages again that "
+            "are not committed."
         )
 
     def _check_delivered(self, message: MessageExt) -> None:

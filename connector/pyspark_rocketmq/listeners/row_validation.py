@@ -435,7 +435,7 @@ def _only_offset(columns: Mapping[str, Any]) -> Row:
 
 def _missing(names: Sequence[str]) -> SchemaError:
     return SchemaError(
-        f"emit() was given no value for column(s) {', '.join(names)}, which are NOT NULL in the output "
+        f"The listener gave no value for column(s) {', '.join(names)}, which are NOT NULL in the output "
         "schema. Give a value, or let the schema allow nulls."
     )
 
