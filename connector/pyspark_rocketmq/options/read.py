@@ -48,7 +48,7 @@ _NOT_OF_A_GROUP: Final = {
     "includeColumns": _WHOLE_MESSAGES,
     "propertyColumns": _WHOLE_MESSAGES,
     "decodeProperties=false": _WHOLE_MESSAGES,
-    "maxBytesPerTrigger": "which has 'pullThresholdSizeForQueue'",
+    "maxBytesPerTrigger": "which has 'pullThresholdSizeForQueue' in its place",
     "minOffsetsPerTrigger": "whose retries must not wait",
     "minPartitions": _IN_ORDER,
     "maxRecordsPerPartition": _IN_ORDER,
@@ -362,9 +362,7 @@ class ReadOptions(PositionOptions):
         problems = []
         if self.consumer_group is None:
             if not self.consume_orderly:
-                problems.append(
-                    "option 'consumeOrderly' needs 'consumerGroup': without a group nothing is locked"
-                )
+                problems.append("option 'consumeOrderly' needs 'consumerGroup': only a group locks queues")
             if self.hand_over_ranges:
                 problems.append(
                     "option 'handOverRanges' needs 'consumerGroup': only a consumer reads ranges by itself"
@@ -411,8 +409,9 @@ class ReadOptions(PositionOptions):
             return [problem]
         if has_room and not is_shared:
             problem = (
-                f"option 'instanceName={self.instance_name}' has a '/', and with "
-                "'messageModel=BROADCASTING' this query's progress is kept under that name; leave it out"
+                f"option 'instanceName={self.instance_name}' has a '/', which is not possible with "
+                "'messageModel=BROADCASTING', where the name is that of a stored progress; choose a name "
+                "without '/'"
             )
             return [problem]
         return []
@@ -427,7 +426,7 @@ class ReadOptions(PositionOptions):
                 f"option 'minOffsetsPerTrigger' is {least}, above 'maxOffsetsPerTrigger', which is {most}"
             )
         if least is None and self.max_trigger_delay_ms is not None:
-            problems.append("option 'maxTriggerDelay' needs 'minOffsetsPerTrigger': nothing else waits")
+            problems.append("option 'maxTriggerDelay' needs 'minOffsetsPerTrigger', whose wait it limits")
         return problems
 
     def _column_problems(self) -> list[str]:
