@@ -126,7 +126,9 @@ def _missing(positions: Mapping[str, int], options: WriteOptions) -> list[str]:
     if TOPIC not in positions and options.topic is None:
         problems.append("there is neither a column 'topic' nor an option 'topic'")
     if BROKER_NAME in positions and QUEUE_ID not in positions and options.queue_id is None:
-        problems.append("there is a column 'brokerName', but no queue: add a column 'queueId' or drop it")
+        problems.append(
+            "there is a column 'brokerName', but no queue id: add a column 'queueId', or drop 'brokerName'"
+        )
     return problems
 
 
