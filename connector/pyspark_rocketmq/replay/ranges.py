@@ -137,7 +137,7 @@ class Sending:
                     gone,
                     "The target has deleted messages since the last replay, so it no longer shows which "
                     f"messages of {self.source} it had. Set failOnDataLoss=false to send all of them, "
-                    "some perhaps again, or replay with a new record.",
+                    "some perhaps again.",
                 )
             logger.warning(
                 "replay of a range begins again, because its target has only %s: %s", gone, self.source
@@ -158,7 +158,8 @@ class Sending:
                 end,
                 f"offsets below {bounds.max_offset} only",
                 "The topic was created again or has lost its latest messages, so the record of what was "
-                "replayed into it no longer matches it: replay with a new record.",
+                "replayed into it no longer matches it: replay with a new record. If the topic still has "
+                "some of the messages, leave these out by startingOffsets.",
             )
 
 
