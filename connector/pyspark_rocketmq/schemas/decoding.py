@@ -72,11 +72,11 @@ class DecoderSettings:
             if value not in known
         ]
         if reader_schema is not None and body_format != BodyFormat.AVRO:
-            problems.append("reader_schema is for format avro")
+            problems.append("reader_schema is for format avro; leave it out")
         elif reader_schema is not None and not _is_json(reader_schema):
             problems.append("reader_schema is no JSON")
         if message_type is not None and body_format != BodyFormat.PROTOBUF:
-            problems.append("message_type is for format protobuf")
+            problems.append("message_type is for format protobuf; leave it out")
         if problems:
             raise OptionError(tuple(problems), where="decoder")
         settings = cls(
@@ -154,7 +154,9 @@ class BodyDecoder:
                 answer. Do not catch this error in a listener: it makes the messages wait.
         """
         if taken := [name for name in schema.names if name in _ADDED]:
-            raise SchemaError(f"The schema has column(s) {', '.join(taken)}, which columns() adds itself.")
+            raise SchemaError(
+                f"The schema has column(s) {', '.join(taken)}, which columns() adds itself. Leave them out."
+            )
         bodies = messages.column("body").to_pylist()
         values, reasons = self._values(bodies, self._properties(messages))
         into = pa.struct(list(schema))

@@ -49,7 +49,7 @@ class RegistrySettings:
             elif parts.username is not None or parts.password is not None:
                 found.append(f"{url} contains a user; give user and password as arguments")
             elif parts.query or parts.fragment:
-                found.append(f"{url} has a query or a fragment, which a base URL has not")
+                found.append(f"{url} has a query or a fragment; give the base URL without it")
         found += self._credential_problems()
         if not (self.wait_s > 0 and self.request_timeout_s > 0 and self.not_found_s >= 0):
             found.append("wait_s and request_timeout_s must be above 0, not_found_s 0 or more")
