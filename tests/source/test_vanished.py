@@ -251,7 +251,7 @@ def test_a_batch_of_queues_whose_reading_is_switched_off_fails(
 
     with pytest.raises(
         RocketMQError,
-        match=f"switched off topic={topic} broker=broker-a: .* updateTopicPerm.*failOnDataLoss=",
+        match=f"topic {topic} is switched off at broker broker-a, so .* updateTopicPerm.*failOnDataLoss=",
     ):
         topics.planned(topic, **options)
     assert topics.planned(topic, failOnDataLoss="false", **options) == []
@@ -269,7 +269,7 @@ def test_a_stream_does_not_begin_while_reading_is_switched_off(topics: Topics, s
     }[start]
     topics.sim.create_topic(topic, queues=1, brokers=["broker-a"], perm=2)
 
-    with pytest.raises(RocketMQError, match=f"switched off topic={topic} .* from their first messages"):
+    with pytest.raises(RocketMQError, match=f"topic {topic} is switched off at .* from their first messages"):
         topics.stream(topic, **options).next_offsets()
     assert topics.stream(topic, startingOffsets="earliest").next_offsets() is None
     topics.sim.create_topic(topic, queues=1, brokers=["broker-a"])

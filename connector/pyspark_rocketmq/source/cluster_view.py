@@ -130,9 +130,10 @@ class Snapshot:
         if self.switched_off:
             topic, broker_name = min(self.switched_off)
             raise RocketMQError(
-                f"Reading is switched off topic={peer_text(topic)} broker={peer_text(broker_name)}: "
-                f"{consequence}. Give the permission back (mqadmin updateTopicPerm, or the broker's "
-                "brokerPermission), or set failOnDataLoss=false to read without these queues."
+                f"Reading of topic {peer_text(topic)} is switched off at broker "
+                f"{peer_text(broker_name)}, so {consequence}. Give the permission back (mqadmin "
+                "updateTopicPerm, or the broker's brokerPermission), or set failOnDataLoss=false to read without "
+                "these queues."
             )
 
     def with_slaves(self) -> Snapshot:
@@ -326,7 +327,7 @@ class ClusterView:
         masters = {name: at for name, at in routes.masters.items() if name not in acting}
         addresses = {name: address for name in queues if (address := masters.get(name)) is not None}
         unreachable: dict[str, RocketMQError] = {
-            name: TransportError(name, _why_no_master(acting.get(name)))
+            name: TransportError(name, f"{_why_no_master(acting.get(name))}; start the master")
             for name in queues.keys() - addresses.keys()
         }
         bounds: dict[MessageQueue, QueueBounds] = {}

@@ -366,7 +366,7 @@ def offset_to_plan(offset: Mapping[str, Any]) -> tuple[int, tuple[QueueRange, ..
         raise OffsetError(
             f"The checkpoint holds a RocketMQ offset of version {offset['v']!r}; this release reads versions "
             f"{_VERSION} to {_OPEN_VERSION}. Use the release that wrote it, or a new checkpoint location: "
-            "a consumer group continues from its offset store."
+            "a consumer group continues from its offset store, any other query where startingOffsets says."
         )
     try:
         is_open = offset["v"] == _OPEN_VERSION

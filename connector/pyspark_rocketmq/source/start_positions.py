@@ -257,8 +257,8 @@ def _await_masters(queues: Sequence[MessageQueue], wanted: str) -> None:
         raise TransportError(
             queues[0].broker_name,
             f"the master is down, and only the master can answer {wanted} for {queues[0]}: its slave may "
-            "lack the newest messages and offsets. Start the master, or read what the slave has, with "
-            "startingOffsets=earliest and endingOffsets=latest",
+            "lack the newest messages and offsets. Start the master; or, in a batch read, take what the "
+            "slave has, with startingOffsets=earliest and endingOffsets=latest",
         )
 
 
