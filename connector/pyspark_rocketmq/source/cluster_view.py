@@ -132,8 +132,8 @@ class Snapshot:
             raise RocketMQError(
                 f"Reading of topic {peer_text(topic)} is switched off at broker "
                 f"{peer_text(broker_name)}, so {consequence}. Give the permission back (mqadmin "
-                "updateTopicPerm, or the broker's brokerPermission), or set failOnDataLoss=false to read without "
-                "these queues."
+                "updateTopicPerm, or the broker's brokerPermission), or set failOnDataLoss=false to read "
+                "without these queues."
             )
 
     def with_slaves(self) -> Snapshot:
