@@ -88,7 +88,10 @@ def test_a_failure_ends_with_code_1_and_its_sentence(
     code, _, err = run(capsys, "offsets", "show", "--option", f"offsetStore={tmp_path}/none")
 
     assert code == 1
-    assert err == f"There are no offsets at {tmp_path}/none; correct option 'offsetStore'.\n"
+    assert err == (
+        f"There are no offsets at {tmp_path}/none: correct option 'offsetStore'. A store gets its first offsets when "
+        "a query starts.\n"
+    )
 
 
 def test_ctrl_c_ends_with_code_130(

@@ -349,7 +349,9 @@ def test_a_name_that_may_be_a_new_group_or_a_stored_one_is_refused(shop: Shop) -
     shop.store.reset("bc@one", {A0: 8})
 
     for name in ("other", "bc"):
-        with pytest.raises(JobFailed, match=rf"'{name}' may mean a new group '{name}' or one .*--new-group"):
+        with pytest.raises(
+            JobFailed, match=rf"'{name}' may mean a new group '{name}' or one .*--new-group --topic"
+        ):
             named(shop, name).do(clone, GROUP)
     named(shop, "bc@two").do(clone, "bc@one")
     shop.store.reset("other", {A0: 3})
@@ -375,7 +377,10 @@ def test_one_of_several_instances_is_chosen_by_the_name_that_the_error_gives(sho
 
 def test_a_name_of_another_namespace_than_the_options_is_refused(shop: Shop) -> None:
     """L8"""
-    with pytest.raises(JobFailed, match="'shop%etl' names namespace 'shop', but the options name 'mall'"):
+    with pytest.raises(
+        JobFailed,
+        match=r"'shop%etl' names namespace 'shop', but the options name 'mall'\. Correct option 'consumerGroup'",
+    ):
         named(shop, "shop%etl", namespace="mall").do(reset, ToOffset(3), is_new_group=True)
 
 
@@ -460,7 +465,7 @@ def test_a_sink_is_not_set_back_while_its_rows_would_be_there_twice(shop: Shop, 
     """H1"""
     with pytest.raises(
         JobFailed,
-        match=(r"10 rows that group etl would write a second time. Remove them first: DELETE FROM"),
+        match=(r"10 rows that group etl would write a second time. Remove them first, in Spark: DELETE FROM"),
     ):
         shop.do(reset, ToOffset(10), sink=sink.path, rewinds_sink=True)
 

@@ -76,6 +76,6 @@ def test_groups_are_compared_as_they_are_now(store: DeltaOffsetStore) -> None:
 def test_missing_versions_and_tables_are_reported(store: DeltaOffsetStore, tmp_path: Path) -> None:
     with pytest.raises(OffsetError, match="no offsets of group etl at version 1"):
         run(show_diff, store, Moments(AtVersion(1), None))
-    with pytest.raises(JobFailed, match=r"There are no offsets at .*/none; correct option 'offsetStore'"):
+    with pytest.raises(JobFailed, match=r"There are no offsets at .*/none: correct option 'offsetStore'"):
         run(show_history, DeltaOffsetStore(tmp_path / "none"), 5)
     assert not (tmp_path / "none").exists()

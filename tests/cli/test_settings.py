@@ -311,7 +311,10 @@ def test_a_sink_may_be_the_table_of_a_catalog(tmp_path: Path, monkeypatch: pytes
         f"compaction=True, staging='{tmp_path}/staging')"
     )
     assert problems_of(ConsumeSettings, *CONSUME, "sinkStaging=staging") == (
-        "option 'sinkStaging' is for a sink that is named by its catalog",
+        (
+            "option 'sinkStaging' is only for a sink that is named as in a catalog (CATALOG.SCHEMA.TABLE); "
+            "leave it out for a path"
+        ),
     )
     [problem] = problems_of(ConsumeSettings, *others, "sink=orders")
     assert "'orders' has 1 part; for a table of a catalog write SCHEMA.TABLE" in problem

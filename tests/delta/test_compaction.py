@@ -648,7 +648,7 @@ def test_a_command_refuses_what_it_must_not_compact(
         (tmp_path / "offsets", "is an offset table, and the queries that write it also compact it"),
         (
             path,
-            "which has CHECK constraint positive; run OPTIMIZE in Spark",
+            "which has CHECK constraint positive; run OPTIMIZE delta.`",
         ),
     ):
         assert job("--option", f"table={table}") == 2

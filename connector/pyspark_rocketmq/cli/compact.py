@@ -73,7 +73,7 @@ def _problem(where: str, form: TableForm) -> str | None:
         return f"{where} is an offset table, and the queries that write it also compact it; leave it as it is"
     if refused := uncompacted_features(form):
         return (
-            f"only Spark can compact the files of {where}, which has {', '.join(refused)}; run OPTIMIZE in "
-            "Spark"
+            f"only Spark can compact the files of {where}, which has {', '.join(refused)}; run "
+            f"OPTIMIZE delta.`{where}` in Spark"
         )
     return None

@@ -372,7 +372,10 @@ class ConsumeSettings(ClusterAccess):
             problems.append(f"option 'consumeTimestamp' needs consumeFromWhere={wanted}")
         is_named = TableName.of(self.sink) is not None
         if not is_named and self.sink_staging is not None:
-            problems.append("option 'sinkStaging' is for a sink that is named by its catalog")
+            problems.append(
+                "option 'sinkStaging' is only for a sink that is named as in a catalog "
+                "(CATALOG.SCHEMA.TABLE); leave it out for a path"
+            )
         if self.message_model is MessageModel.BROADCASTING and self.instance_name is None:
             problems.append(
                 "option 'messageModel=BROADCASTING' needs 'instanceName', under which this query's progress "

@@ -121,7 +121,7 @@ def test_rows_that_spark_has_deleted_beside_their_files_stay_deleted(
     sink._table._compact()
     assert main(["tables", "compact", "--option", f"table={path}"]) == 2
 
-    assert ", which has deletionVectors; run OPTIMIZE in Spark" in capsys.readouterr().err
+    assert ", which has deletionVectors; run OPTIMIZE delta.`" in capsys.readouterr().err
     for _ in range(2):
         assert [row.queueOffset for row in spark.table(table).orderBy("queueOffset").collect()] == left
         found = query_rows(DeltaTable(path), 'SELECT "queueOffset" FROM rows ORDER BY "queueOffset"')

@@ -150,9 +150,9 @@ def _read_addresses(output: IO[bytes]) -> str:
         return str(json.loads(line)["nameServers"])
     except (ValueError, KeyError) as error:
         raise JobFailed(
-            f"The embedded cluster did not report its address within {_START_TIMEOUT_S:g} s; the first line "
-            f"of its output was {line!r}. Run `pyspark-rocketmq simulator` to see why, or give the address "
-            "of another cluster in option nameServers."
+            f"The simulated cluster did not report its address within {_START_TIMEOUT_S:g} s; the first "
+            f"line of its output was {line!r}. Run `pyspark-rocketmq simulator` to see why, or run the demo "
+            "on another cluster: --option nameServers=HOST:PORT."
         ) from error
 
 
@@ -207,8 +207,8 @@ class DemoTopic:
         except TopicNotFound as error:
             raise JobFailed(
                 "No broker of this cluster creates topics automatically, so the demo cannot create "
-                f"'{self._topic}'. Create an empty topic with mqadmin updateTopic and pass its name: "
-                "--option topic=…"
+                f"'{self._topic}'. Create an empty topic with `mqadmin updateTopic -n HOST:PORT -c CLUSTER "
+                "-t TOPIC`, and run the demo with --option topic=TOPIC."
             ) from error
         masters = _masters(route)
         if not masters:

@@ -160,7 +160,7 @@ class SinkWatermarks:
         remedy = f"DELETE FROM delta.`{self._path}` WHERE {shown}"  # noqa: S608 - shown, not run
         return (
             f"Nothing was changed: {self._path} still has {counted(count, 'row')} that group "
-            f"{consumer_group} would write a second time. Remove them first: {remedy}"
+            f"{consumer_group} would write a second time. Remove them first, in Spark: {remedy}"
         )
 
     def _unclear_text(
@@ -448,7 +448,7 @@ class _OffsetChange:
             raise JobFailed(
                 f"There is nothing to change: group '{self.group.name}' has these offsets already, or none "
                 "of its queues was chosen. `pyspark-rocketmq offsets show` prints the group's queues and "
-                "offsets."
+                "offsets. A new group needs --topic and option 'nameServers'."
             )
         problem = self._problem(moves, wanted, options)
         if problem is None and not options.is_dry_run:

@@ -155,8 +155,9 @@ def open_group_or_new(settings: StoreSettings, consumer_group: str, *, is_new: b
         names = ", ".join(str(name) for name in fitting)
         raise JobFailed(
             f"'{consumer_group}' may mean a new group '{key}' or one that the store {_place(store)} has: "
-            f"{names}. If you mean the stored group, give its full name. To create '{key}', run "
-            "`pyspark-rocketmq offsets reset --new-group`."
+            f"{names}. If you mean the stored group, give its full name. To create '{key}', first run "
+            "`pyspark-rocketmq offsets reset --new-group --topic TOPIC --to earliest`, with the options of "
+            "this command and nameServers; then give this command again."
         )
     return _stored(store, key)
 
@@ -170,7 +171,8 @@ def _key(consumer_group: str, namespace: str | None) -> OffsetKey:
     if key.namespace and namespace is not None and key.namespace != namespace:
         raise JobFailed(
             f"Consumer group '{consumer_group}' names namespace '{key.namespace}', but the options name "
-            f"'{namespace}'. Correct one of them."
+            f"'{namespace}'. Correct option 'consumerGroup', or give option 'namespace', which otherwise "
+            "comes from the host name in 'nameServers'."
         )
     return key._replace(namespace=key.namespace or namespace or "")
 
@@ -183,7 +185,10 @@ def _opened(settings: StoreSettings) -> OffsetStore:
 def _chosen(store: OffsetStore, consumer_group: str | None, namespace: str | None) -> list[OffsetKey]:
     names = [OffsetKey.parse(name) for name in store.groups()]
     if not names:
-        raise JobFailed(f"There are no offsets at {_place(store)}; correct option 'offsetStore'.")
+        raise JobFailed(
+            f"There are no offsets at {_place(store)}: correct option 'offsetStore'. A store gets its first "
+            "offsets when a query starts."
+        )
     return [name for name in names if _is_meant(name, consumer_group, namespace)]
 
 
