@@ -514,6 +514,7 @@ def test_a_table_with_features_is_refused_naming_them(
         DeltaOffsetStore(path).read(GROUP)
 
     assert str(path) in str(refusal.value)
+    assert "SET TBLPROPERTIES ('delta.appendOnly' = 'false')" in str(refusal.value)
 
 
 def _create_with(path: Path, configuration: dict[str, str]) -> None:

@@ -72,10 +72,10 @@ def test_a_time_means_the_last_change_before_it() -> None:
     assert [change_at(changes, "g", at).version for at in (10.0, 19.9, 20.0, 1e9)] == [3, 3, 7, 7]
     with pytest.raises(
         OffsetError,
-        match=r"no offsets of group g at that time: its oldest kept change is version 3, the newest is version 7",
+        match=r"no offsets of group g at that time: the group's oldest kept change is version 3, the newest is version 7",
     ):
         change_at(changes, "g", 9.9)
-    with pytest.raises(OffsetError, match="no change of it is kept"):
+    with pytest.raises(OffsetError, match="no change of this group is kept"):
         change_at([], "g", 9.9)
 
 

@@ -70,7 +70,7 @@ def test_a_folder_on_this_machine_is_asked_for_by_its_kind(tmp_path: Path) -> No
 
 
 def test_the_brokers_need_a_group_to_ask_for(tmp_path: Path) -> None:
-    with pytest.raises(OptionError, match="needs the name servers and the group"):
+    with pytest.raises(OptionError, match="names the offsets at the brokers, which only a query can use"):
         open_offset_store("broker:")
 
 

@@ -197,7 +197,7 @@ class DeltaOffsetStore(RowOffsetStore):
             raise OffsetStoreUnavailable(
                 f"{what} could not be read from {self._path}: "
                 f"{self.storage.describe_error(error)} "
-                "Check that the storage can be reached and the table read."
+                "Check that this process can reach the storage and read the table."
             ) from error
 
     def changes(self, consumer_group: str) -> list[StoredChange]:
@@ -495,8 +495,9 @@ def _check_form(path: str, form: TableForm) -> None:
         refused.append("delta.appendOnly=true")
     if refused:
         problem = (
-            f"The offset table at {path} has the features {', '.join(refused)}, which the connector cannot "
-            "write safely. Drop them (ALTER TABLE ... DROP FEATURE), or copy the rows into a new table: an "
-            "offset table created by the connector has reader version 1 and writer version 2."
+            f"The offset table at {path} has {', '.join(refused)}, with which the connector cannot write it "
+            "safely. Remove each of them (ALTER TABLE ... DROP FEATURE; for delta.appendOnly ALTER TABLE ... "
+            "SET TBLPROPERTIES ('delta.appendOnly' = 'false')), or copy the rows into a new table with "
+            "reader version 1 and writer version 2."
         )
         raise OptionError((problem,), where="offset table")

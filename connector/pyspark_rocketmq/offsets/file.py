@@ -199,14 +199,15 @@ class FileOffsetStore(RowOffsetStore):
                 trouble = trouble or error
             except OSError as error:
                 raise OffsetStoreUnavailable(
-                    f"The offsets of group {consumer_group} could not be read from {file}: {error} "
-                    "Check that the disk is mounted and the file may be read."
+                    f"The offsets of group {consumer_group} could not be read from {file}: {error}. "
+                    "Check that the disk is mounted and that this process may read the file."
                 ) from error
         if trouble is not None:
             raise OffsetError(
                 f"The offsets of group {consumer_group} can be read neither from {main} nor from "
-                f"{_bak(main).name} beside it: {trouble} Put a good copy there, or remove both files to "
-                "start the group without offsets."
+                f"{_bak(main).name} beside it: {trouble} Put a good copy into one of them. Without one, "
+                "remove both files: the group then continues at the offsets of its sink's table, or where "
+                "consumeFromWhere says if it has no sink."
             ) from trouble
         return {}, None
 
@@ -226,8 +227,8 @@ class FileOffsetStore(RowOffsetStore):
                 return change.result
         except OSError as error:
             raise OffsetStoreUnavailable(
-                f"The offsets of group {consumer_group} could not be stored in {main}: {error} "
-                "Check that the disk has room and the folder can be written; then try again."
+                f"The offsets of group {consumer_group} could not be stored in {main}: {error}. "
+                "Check that the disk has room and that this process may write the folder; then try again."
             ) from error
 
     @contextmanager

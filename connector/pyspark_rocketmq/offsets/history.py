@@ -148,9 +148,10 @@ def _newest(
     if meant:
         return meant[-1]
     there = (
-        f"its oldest kept change is version {known[0].version}, the newest is version {known[-1].version}"
+        f"the group's oldest kept change is version {known[0].version}, the newest is version "
+        f"{known[-1].version}"
         if known
-        else "no change of it is kept"
+        else "no change of this group is kept"
     )
     raise OffsetError(
         f"The offset store has no offsets of group {consumer_group} {what}: {there}. "

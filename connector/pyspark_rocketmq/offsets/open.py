@@ -96,8 +96,8 @@ def open_offset_store(
         case StoreKind.BROKER:
             if group is None:
                 problem = (
-                    f"offsetStore={spec!r} cannot be used here, because it needs the name servers and the "
-                    "group. Name a Delta table."
+                    f"offsetStore={spec!r} names the offsets at the brokers, which only a query can "
+                    "use. Name a Delta table, or use mqadmin (consumerProgress, resetOffsetByTime)."
                 )
                 raise OptionError((problem,))
             return BrokerOffsetStore(group)
