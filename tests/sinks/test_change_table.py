@@ -370,7 +370,7 @@ def test_positions_of_another_kind_that_are_lower_end_the_query(
     sink = change_table(path, stored_as_scd_type=scd_type)
     apply(sink, [_sent_at(Operation.INSERT, first, 0)])
     for operation in (Operation.UPDATE, Operation.DELETE):
-        with pytest.raises(SinkConflict, match="all changes would be taken for older"):
+        with pytest.raises(SinkConflict, match="so all changes would count as older"):
             apply(sink, [_sent_at(operation, later, 1)])
     apply(sink, [_sent_at(Operation.UPDATE, first, 1)])
     assert max(row["a"] for row in DeltaTable(path).to_pyarrow_table().to_pylist()) == 1
@@ -417,7 +417,7 @@ def test_an_envelope_by_its_name(path: Path) -> None:
         ChangeTable(path, keys=["id"], envelope="canal")
     with pytest.raises(OptionError, match="did you mean 'canal'"):
         ChangeTable(path, keys=["id"], envelope="canale")
-    with pytest.raises(OptionError, match="belong to an envelope that is given by its name"):
+    with pytest.raises(OptionError, match="are only for an envelope that is given by its name"):
         ChangeTable(path, keys=["id"], envelope=NoEnvelope(), source_time_zone="UTC")
 
 

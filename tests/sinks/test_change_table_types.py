@@ -315,5 +315,5 @@ def test_a_table_whose_rows_cannot_be_read_back_is_refused(path: Path, feature: 
     table = DeltaTable.create(path, schema=_columns())
     table.alter.add_feature(feature, allow_protocol_versions_increase=True)
 
-    with pytest.raises(OptionError, match=r"cannot be read back\. Remove this in Spark"):
+    with pytest.raises(OptionError, match=r"cannot be read back\. Remove these features in Spark"):
         change_table(path, columns=None, envelope=NoEnvelope())

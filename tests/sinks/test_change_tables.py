@@ -524,7 +524,7 @@ def test_a_sink_is_sent_to_a_server(tmp_path: Path) -> None:
         ({"deletes": "never"}, "is none of"),
         ({"folder": "shop.orders"}, "need a folder"),
         ({"deletes": "soft"}, "cannot keep the rows that a truncation removes"),
-        ({"keys": {"a.b": ["id"]}}, "belong to an envelope that is given by its name"),
+        ({"keys": {"a.b": ["id"]}}, "are only for an envelope that is given by its name"),
     ],
 )
 def test_settings_that_exclude_each_other(settings: dict[str, Any], problem: str) -> None:
@@ -843,7 +843,7 @@ def test_a_table_that_is_gone_is_not_made_again(tmp_path: Path, again: bool, lat
     with pytest.raises(SinkConflict, match="Put the table back") as raised:
         Query(tmp_path).apply(late)
     assert path.exists() is again
-    assert ("another one there" if again else "no table there") in str(raised.value)
+    assert ("another table there" if again else "no table there") in str(raised.value)
 
     [name] = re.findall(r"property '(\S+)'", str(raised.value))
     DeltaTable(tmp_path / "_changes").alter.set_table_properties({name: ""}, raise_if_not_exists=False)

@@ -159,7 +159,7 @@ def test_two_sinks_of_one_place_are_refused(tmp_path: Path) -> None:
     """H1: the first one's commit would have the other drop rows that it never wrote."""
     orders = delta(tmp_path / "orders")
 
-    with pytest.raises(OptionError, match="have one place"):
+    with pytest.raises(OptionError, match="have one place for their watermarks"):
         MultiSink([orders, Route(sink=delta(tmp_path / "orders"), where=pc.field("step") == "paid")])
     with pytest.raises(OptionError, match=r"sink=\[\] is an empty list"):
         MultiSink([])
@@ -193,7 +193,7 @@ def test_one_delta_table_under_two_names_is_refused(tmp_path: Path, other: str) 
     (tmp_path / "link").symlink_to("lake")
     second = f"file://{tmp_path}/lake" if other == "file" else f"{tmp_path}/{other}"
 
-    with pytest.raises(OptionError, match="have one place"):
+    with pytest.raises(OptionError, match="have one place for their watermarks"):
         MultiSink([DeltaSink(tmp_path / "lake"), DeltaSink(second)])
 
 
@@ -203,5 +203,5 @@ def test_one_delta_table_under_two_names_is_recognised_by_its_id(tmp_path: Path)
     shutil.copytree(tmp_path / "lake", tmp_path / "mounted")
     sinks = MultiSink([DeltaSink(tmp_path / "lake"), DeltaSink(tmp_path / "mounted")])
 
-    with pytest.raises(OptionError, match="have one place"):
+    with pytest.raises(OptionError, match="have one place for their watermarks"):
         sinks.prepare(SCHEMA)

@@ -141,8 +141,9 @@ def moved_by(
     if unknown:
         raise OffsetError(
             f"Messages of {'; '.join(unknown)} were acknowledged, but these queues were not named when the "
-            f"batch began, so it is unknown which of their rows {place} has already. Nothing was added. Name "
-            "every queue when the batch begins."
+            f"batch began, so it is unknown which of their rows {place} has already. Nothing was added. Pass "
+            "every queue to the sink's begin(); if you do not call it, this is a bug of pyspark-rocketmq: "
+            "please report it."
         )
     grown = advance(watermarks, acked)
     if rows and not grown:
@@ -193,8 +194,8 @@ def check_follows(
     if apart:
         raise SinkMoved(
             f"Rows for {place} do not follow those that their batch has committed before: "
-            f"{'; '.join(text for _, text in apart)}. Nothing was added. They come from another attempt of a "
-            "task, and are consumed again.",
+            f"{'; '.join(text for _, text in apart)}. Nothing was added. The rows come from another attempt "
+            "of a task; their messages are consumed again.",
             (queue for queue, _ in apart),
         )
 

@@ -92,7 +92,9 @@ class DatabaseSink:
         """
         problems = []
         if placeholder not in _PLACEHOLDERS:
-            problems.append(f"placeholder='{placeholder}' is none of {', '.join(_PLACEHOLDERS)}")
+            problems.append(
+                f"placeholder='{placeholder}' is wrong: give '?' (sqlite3) or '%s' (psycopg, PyMySQL)"
+            )
         if not all(part.isidentifier() for part in watermark_table.split(".")):
             problems.append(
                 f"watermark_table='{watermark_table}' is not a plain name such as rocketmq_watermarks"

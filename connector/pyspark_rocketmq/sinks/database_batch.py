@@ -206,10 +206,10 @@ class DatabaseBatch:
             raise
         except Exception as error:
             raise SinkConflict(
-                f"{len(rows)} rows of group {self.consumer_group} could not be written into the database in "
-                f"{len(self.pauses_s) + 1} tries; the last error was: {shown_error(error)}. Correct the "
-                "cause and start the query again: it repeats the batch, and leaves out the rows that the "
-                "database has by then."
+                f"{len(rows)} rows of group {self.consumer_group} could not be written into the database of "
+                f"watermark table {self.sink.table.name} in {len(self.pauses_s) + 1} tries; the last error "
+                f"was: {shown_error(error)}. Correct the cause and start the query again: it repeats the "
+                "batch, and leaves out the rows that the database has by then."
             ) from error
 
     def _write(self, rows: pa.Table, moved_to: Mapping[MessageQueue, Watermark], attempt: str) -> None:
@@ -339,8 +339,8 @@ def committed_by_itself(consumer_group: str, attempt: str, advice: str) -> SinkC
     ``advice`` ends the text with the operator's steps.
     """
     return SinkConflict(
-        f"The transaction in which {attempt} of group {consumer_group} wrote rows was committed before it "
-        "was at its end: write(cursor, rows) commits by itself (commit(), `with connection:`, "
+        f"The transaction in which {attempt} of group {consumer_group} wrote rows was committed too "
+        "early: write(cursor, rows) commits by itself (commit(), `with connection:`, "
         "executescript(), or a statement that commits implicitly, as CREATE TABLE does in MySQL), or its "
         "connection does. Rows may be in the database without their watermarks, and would come a second "
         f"time. Have the function leave commits to the sink, and {advice}"

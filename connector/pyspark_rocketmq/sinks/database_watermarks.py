@@ -353,8 +353,9 @@ class WatermarkTable:
 
     def _refuse(self, what: str) -> None:
         problem = (
-            f"the table of watermarks {self.name} {what}. Create it again, or name another one by "
-            f"watermark_table=…; it must be of this form: {self._sql.create}"
+            f"the table of watermarks {self.name} {what}. Alter it to this form: "
+            f"{self._sql.create}. If it has no group's watermarks yet, you may also create it again, or name "
+            "another one by watermark_table=…"
         )
         raise OptionError((problem,), where="database sink")
 

@@ -137,8 +137,9 @@ class MultiSink:
         twice = [sink for sink in self.sinks if places[sink.place] > 1]
         if twice:
             problem = (
-                f"{twice!r} have one place: once the first one has committed, the other would drop its rows; "
-                "name each Delta table once, and give each DatabaseSink a watermark_table=… of its own"
+                f"{twice!r} have one place for their watermarks: once the first sink has committed, the "
+                "other would drop its rows; name each Delta table once, and give each "
+                "DatabaseSink a watermark_table=… of its own"
             )
             raise OptionError((problem,), where="several sinks")
 

@@ -451,7 +451,7 @@ def test_what_cannot_be_a_sink_is_reported(spark: SparkSession, name: str, tmp_p
     spark.sql(f"CREATE VIEW {name}_view AS SELECT 1 AS a")
     with pytest.raises(OptionError, match="is a view"):
         prepared(f"{name}_view")
-    with pytest.raises(OptionError, match="staging is for a table that is named"):
+    with pytest.raises(OptionError, match="staging is only for a table that is named"):
         DeltaSink(tmp_path, staging=tmp_path)
     (tmp_path / "file").touch()
     make_table(spark, f"{name}_delta")

@@ -193,11 +193,11 @@ class BatchChanges:
         for source, had in refuting:
             of = f" of {'.'.join(source)}" if source else ""
             raise SinkConflict(
-                f"The positions of the changes{of} have {parts_in(lower[source])} numbers. "
-                f"{masked(self.folder)} already has a higher one, of {parts_in(had)} numbers, so all "
-                "changes would be taken for older ones. The envelope, its order or source has changed. Set "
-                "it as it was, or start the query with a new folder and load the source's table into that. "
-                "Nothing of this batch was added."
+                f"The changes{of} have positions of {parts_in(lower[source])} numbers in the source's log, "
+                f"but {masked(self.folder)} already has a higher position, of {parts_in(had)} numbers, so "
+                "all changes would count as older. The envelope, the order or the source was changed. "
+                "Nothing of this batch was added. Set it as it was before, or start the query with a new "
+                "folder and load the source's table into that folder."
             )
 
     def _refuting_rows(self, lower: Mapping[Key, Order]) -> Iterator[tuple[Key, Order]]:
@@ -343,9 +343,10 @@ class BatchChanges:
                 raise
             raise SinkConflict(
                 f"A row of {masked(self.folder)} would have null in one of its columns that cannot be null: "
-                f"{', '.join(whole)}. A change came before its row, or has no value. Nothing of this batch "
-                "was added. Allow null (ALTER TABLE ... ALTER COLUMN ... DROP NOT NULL), and start the query "
-                "again."
+                f"{', '.join(whole)}. A change came before the row that it changes, or lacks a value. "
+                "Nothing of this batch was added. Allow null (ALTER TABLE ... ALTER "
+                "COLUMN ... DROP NOT NULL), "
+                "and start the query again."
             ) from error
 
     def _between(self, parts: Sequence[pa.Table]) -> str:

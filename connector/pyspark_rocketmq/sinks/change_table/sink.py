@@ -251,8 +251,8 @@ class ChangeTable(DeltaSink):
         clashes = sorted({field.name for field in fields if is_reserved(field.name)})
         if clashes:
             raise SchemaError(
-                f"Column(s) {', '.join(clashes)} of {self.path} are the change table's own. Leave them out, "
-                "or rename them."
+                f"{self.path} cannot have the column(s) {', '.join(clashes)} of the source: a change table "
+                "has columns of its own with these names. Leave the source's columns out, or rename them."
             )
         return pa.schema([pa.field(field.name, field.type) for field in fields])
 
@@ -272,7 +272,8 @@ class ChangeTable(DeltaSink):
         table = self.table_columns()
         if set(schema.names) != set(change_schema(table).names):
             raise SchemaError(
-                f"The columns of {self.path} were altered while the query was starting. Start it again."
+                f"The columns of {self.path} were altered while the query was starting. Start the query "
+                "again."
             )
         _check_keys(self.keys, table, self._read(f"The partitions of {self.path}", self._partition_columns))
         _check_tracked(self._tracked or (), table)
@@ -296,8 +297,8 @@ class ChangeTable(DeltaSink):
         if POSITION in stored and (START_AT in stored) != self._has_history:
             kept, asked = ("2", "1") if START_AT in stored else ("1", "2")
             problem = (
-                f"{self.path} was kept with stored_as_scd_type={kept}, so it cannot become {asked}; "
-                "load the source's table into a new change table, or give the type that it has"
+                f"{self.path} was written with stored_as_scd_type={kept}, which cannot become {asked}; give "
+                f"stored_as_scd_type={kept}, or load the source's table into a new change table"
             )
             raise OptionError((problem,), where=_WHERE)
 
@@ -311,8 +312,9 @@ class ChangeTable(DeltaSink):
         unread = () if handle is None else unread_features(open_table(self._table.path, self._table.storage))
         if unread:
             problem = (
-                f"{self.path} has {', '.join(unread)}, with which its rows cannot be read back. Remove this "
-                "in Spark (ALTER TABLE ... DROP FEATURE), or load the source's table into a new change table"
+                f"{self.path} has {', '.join(unread)}, with which its rows cannot be read back. Remove these "
+                "features in Spark (ALTER TABLE ... DROP FEATURE), or load the source's table into a new "
+                "change table"
             )
             raise OptionError((problem,), where=_WHERE)
 
@@ -460,7 +462,10 @@ def given_envelope(envelope: str | Envelope, options: Mapping[str, Any]) -> Enve
     if isinstance(envelope, str):
         return envelope_of(envelope, options)
     if options:
-        problem = f"{', '.join(options)} belong to an envelope that is given by its name"
+        problem = (
+            f"{', '.join(options)} are only for an envelope that is given by its name, and an object was "
+            "given: leave them out, or name the envelope, such as envelope='debezium'"
+        )
         raise OptionError((problem,), where=_WHERE)
     return envelope
 
@@ -494,7 +499,8 @@ def _check_keys(keys: Sequence[str], table: pa.Schema, partition_by: Sequence[st
         if name not in table.names
     ]
     problems += [
-        f"key {name} has a floating point, so it is not exact; use a decimal"
+        f"key {name} is {table.field(name).type}, and floating-point numbers are not exact; make the column "
+        "a decimal"
         for name in keys
         if name in table.names and pa.types.is_floating(table.field(name).type)
     ]

@@ -161,7 +161,7 @@ class ChangeTables(DeltaSink):
         unfit = None if ignored_tables is None else pattern_problem("ignored_tables", ignored_tables)
         problems += [] if unfit is None else [unfit]
         if TableName.of(folder) is not None:
-            problems.append(f"{folder} is a table's name, but change tables need a folder")
+            problems.append(f"{folder} is a table's name, but change tables need a folder: give its path")
         if problems:
             raise OptionError(tuple(problems), where=_WHERE)
         self._folder = table_uri(folder).rstrip("/")
@@ -320,9 +320,10 @@ class ChangeTables(DeltaSink):
         for target, folders in depths.items():
             if folders != kept:
                 raise SinkConflict(
-                    f"{target} is {folders} folders below {masked(self._folder)}, but others are {kept} "
-                    "below it. A table could lie within another one, whose VACUUM would remove it. Give the "
-                    f"route a target with {kept} folders, or start the query with another folder."
+                    f"Table {target} would be {folders} folder(s) below {masked(self._folder)}, but the "
+                    f"others are {kept} below it. One table could then lie within another, whose VACUUM "
+                    "would remove it. Nothing of this batch was added. Give the route a target with "
+                    f"{kept} folders, or start the query with another folder."
                 )
         return kept
 
@@ -361,11 +362,11 @@ class ChangeTables(DeltaSink):
         is there now; None if there is none.
         """
         if found != known:
-            now = "no table there" if found is None else f"another one there, with the id {found}"
+            now = "no table there" if found is None else f"another table there, with the id {found}"
             raise SinkConflict(
-                f"The Delta table {masked(f'{self._folder}/{target}')} with the id {known} has the changes "
-                f"consumed so far, but there is {now}. Put the table back. Or go on without its earlier "
-                f"rows: remove the property '{_TABLE}{target}' of the Delta table {masked(self.path)} "
+                f"The changes consumed so far went into the Delta table {masked(f'{self._folder}/{target}')} "
+                f"with the id {known}, but now there is {now}. Put the table back. Or go on without its "
+                f"earlier rows: remove the property '{_TABLE}{target}' of Delta table {masked(self.path)} "
                 "(ALTER TABLE ... UNSET TBLPROPERTIES, or set it to ''), start the query, and let the "
                 "source send all rows of its table again (a snapshot). Or start the query with another "
                 "folder, and consume all messages again."

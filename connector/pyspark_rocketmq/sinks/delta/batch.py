@@ -364,8 +364,8 @@ class DeltaBatch:
                 f"Another consumer of group {group} wrote rows into {path} while this batch ran, and moved "
                 f"the watermark of {'; '.join(moved.values())}. Nothing of this batch was added; its "
                 "messages are consumed again, without rows that are already there. If this happens often, "
-                "two queries consume the same queues: check that each queue is locked at the broker, or that "
-                "the queries use different groups.",
+                "two queries consume the same queues: check that all queries of the group use the same "
+                "offsetStore and nameServers.",
                 moved,
             )
         if bool(self.table.check_unaltered(self.log.table.form())) != self.is_by_spark:

@@ -341,7 +341,9 @@ class CatalogHome:
                 raise OptionError((problem,), where="Delta sink") from error
             raise
         if str(detail["format"]).lower() != "delta":
-            problem = f"{self._name} is a table of format {detail['format']}, not of Delta"
+            problem = (
+                f"{self._name} is a table of format {detail['format']}, not of Delta; name a Delta table"
+            )
             raise OptionError((problem,), where="Delta sink")
         self._location = detail["location"] or ""
         if self._staging is None:

@@ -123,10 +123,11 @@ def check_columns(path: str, form: TableForm, wanted: TableForm, *, may_differ: 
 def cannot_take_files(path: str, refused: Iterable[str], why_not_by_spark: str) -> OptionError:
     """Return the error for a table with ``refused`` features that Spark's writer cannot write either."""
     problem = (
-        f"The connector cannot add files to the Delta table {path}, because it has: {', '.join(refused)}. "
-        f"Spark's own writer could, but cannot be used, because {why_not_by_spark}. Remove these features "
-        "(ALTER TABLE ... DROP FEATURE, DROP CONSTRAINT, ALTER COLUMN ... TYPE STRING), or let the sink "
-        "create its own table under another path and copy from there."
+        f"The connector cannot add files to the Delta table {path}, because of: {', '.join(refused)}. "
+        f"Spark's own writer could, but cannot be used, because {why_not_by_spark}. If that cannot be "
+        "changed, remove such features of the table (ALTER TABLE ... DROP FEATURE, DROP CONSTRAINT, ALTER "
+        "COLUMN ... TYPE STRING), or let the sink create its own table under another path and copy from "
+        "there."
     )
     return OptionError((problem,), where="Delta sink")
 

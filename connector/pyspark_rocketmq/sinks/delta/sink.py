@@ -118,7 +118,10 @@ class DeltaSink:
         self._staging = staging
         name = TableName.of(path)
         if name is None and staging is not None:
-            problem = "staging is for a table that is named by its catalog; leave it out for a path"
+            problem = (
+                "staging is only for a table that is named as in a catalog (CATALOG.SCHEMA.TABLE); leave it "
+                "out for a path"
+            )
             raise OptionError((problem,), where="Delta sink")
         storage = StorageOptions.of(storage_options)
         keys = tuple(merge_keys)
@@ -230,8 +233,7 @@ class DeltaSink:
         except STORAGE_ERRORS as error:
             raise OffsetError(
                 f"{what} could not be read: {storage.describe_error(error)} "
-                "Check that the storage can be reached and "
-                "the table read."
+                "Check that this process can reach the storage and read the table."
             ) from error
 
     def _begin(self, consumer_group: str, queues: Mapping[MessageQueue, int]) -> DeltaBatch:

@@ -452,9 +452,9 @@ def _lost_progress_error(log: SinkLog, consumer_group: str) -> SinkConflict:
     """Return the error for a group whose progress was only in its newest commit, which is gone."""
     return SinkConflict(
         f"The Delta table {masked(log.log.table_uri)} has rows of group {consumer_group}, but the log entry "
-        "that recorded their offsets has been cleaned up. Set the offsets with "
-        "DeltaSink.rewind(consumer_group, {queue: highest queueOffset + 1}) for every queue, and start the "
-        f"query again. {NEWER_ROWS_ONLY} Keep the log longer than the group may be idle "
+        "that recorded their offsets has been cleaned up. Stop every query of the group, set the sink's "
+        "offsets with DeltaSink.rewind(consumer_group, {queue: highest queueOffset + 1}) for every queue, "
+        f"and start the query again. {NEWER_ROWS_ONLY} Keep the log longer than the group may be idle "
         "(delta.logRetentionDuration)."
     )
 
