@@ -20,7 +20,8 @@ from pyspark_rocketmq.source.progress import ProgressSource
 _MOST_SHOWN: Final = 5
 """Maximum number of queues named in an error."""
 _SKIP: Final = (
-    "`pyspark-rocketmq offsets skip --messages 1 --topic TOPIC --queue BROKER:ID` (DeltaOffsetStore.reset)"
+    "`pyspark-rocketmq offsets skip --messages 1 --topic TOPIC --queue BROKER:ID --conf FILE` "
+    "(DeltaOffsetStore.reset)"
 )
 
 
