@@ -103,7 +103,7 @@ def test_an_option_is_in_place_of_the_column() -> None:
         ("body string, queueId string", "column 'queueId' is string, but must be int"),
         ("body string, deliverTimestamp bigint", "must be timestamp"),
         ("body string, properties map<string,int>", r"must be map<string,string>"),
-        ("body string, brokerName string", "no queue: add a column 'queueId'"),
+        ("body string, brokerName string", "no queue id: add a column 'queueId', or drop 'brokerName'"),
         ("body string, Body string", "column 'body' occurs twice"),
     ],
 )
