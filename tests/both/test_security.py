@@ -232,7 +232,7 @@ def test_a_client_without_certificate_is_not_let_in(secured: SecuredCluster) -> 
     error = ask(secured.address, settings)
 
     assert isinstance(error, TlsFailed)
-    assert "set tlsCertFile and tlsKeyFile" in str(error)
+    assert "set tlsCertFile to a certificate from an authority" in str(error)
 
 
 def test_a_client_of_another_authority_is_not_let_in(secured: SecuredCluster, stranger: Authority) -> None:

@@ -252,5 +252,6 @@ def test_brokers_that_drop_what_a_group_sends_back_are_named_in_a_warning(
 
     [warning] = warnings(group)
     assert "messages that the listener fails on are lost" in warning
-    assert warning.endswith(f"group={group} brokers=broker-b")
+    assert f"updateSubGroup -n NAMESRV -c CLUSTER -g {group} -q 1" in warning
+    assert warning.endswith("brokers=broker-b")
     assert warnings(f"{group}-unknown") == []

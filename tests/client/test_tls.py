@@ -139,7 +139,7 @@ def test_a_server_that_requires_client_certificates_gets_none(
 
     assert isinstance(error, TlsFailed)
     assert not error.retryable
-    assert "set tlsCertFile and tlsKeyFile" in str(error)
+    assert "set tlsCertFile to a certificate from an authority" in str(error)
 
 
 def test_a_client_certificate_of_another_authority_is_refused(
