@@ -343,7 +343,7 @@ def test_a_source_of_a_merged_table_keeps_the_kind_of_its_positions(
     apply(Operation.INSERT, "shop_1", (5, 9), 0)
     apply(Operation.INSERT, "shop_2", (5, 9), 1)
     apply(Operation.INSERT, "shop_3", later, 2)
-    with pytest.raises(SinkConflict, match=r"of shop_2\.orders .*all changes would be taken for older"):
+    with pytest.raises(SinkConflict, match=r"of shop_2\.orders .*all changes would count as older"):
         apply(operation, "shop_2", later, 3)
     apply(Operation.UPDATE, "shop_2", (5, 10), 3)
     apply(Operation.UPDATE, "shop_3", later, 4)
@@ -519,7 +519,7 @@ def test_a_sink_is_sent_to_a_server(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("settings", "problem"),
     [
-        ({"routes": []}, "names none"),
+        ({"routes": []}, "routes is an empty list"),
         ({"ignored_tables": "("}, r"ignored_tables='\(' is no regular expression"),
         ({"deletes": "never"}, "is none of"),
         ({"folder": "shop.orders"}, "need a folder"),
@@ -1004,10 +1004,10 @@ def test_no_table_is_within_another(tmp_path: Path) -> None:
         query = Query(tmp_path / name)
         query.apply(sent([first]))
         for again in (query, Query(tmp_path / name)):
-            with pytest.raises(SinkConflict, match="could lie within another one"):
+            with pytest.raises(SinkConflict, match="could then lie within another"):
                 again.apply([Sent(second, 1)])
     both = tmp_path / "both"
-    with pytest.raises(SinkConflict, match="could lie within another one"):
+    with pytest.raises(SinkConflict, match="could then lie within another"):
         Query(both).apply(sent([inner, outer]))
     with pytest.raises(SinkConflict, match="have the same target"):
         Query(both, routes=[rmq.TableRoute(target="a/b/c")]).apply(sent([inner, outer]))
