@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Collection, Mapping
-from concurrent.futures import Future
-from concurrent.futures import TimeoutError as FutureTimeout
-from contextlib import suppress
+from concurrent.futures import Future, wait
 from typing import Final, Protocol, assert_never
 
 from pyspark_rocketmq.clock import Clock, waits
@@ -162,9 +160,8 @@ class PlannerControl:
         answer: Future[Mapping[str, str]] = Future()
         self._storage_answer = answer
         client.send(StorageWanted())
-        for timeout_s in waits(_STORAGE_ANSWER_S):
-            with suppress(FutureTimeout):
-                return answer.result(timeout_s)
+        if any(wait([answer], timeout_s).done for timeout_s in waits(_STORAGE_ANSWER_S)):
+            return answer.result()
         logger.warning("the driver has sent no renewed storage options of the offset store in time")
         return None
 

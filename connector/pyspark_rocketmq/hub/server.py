@@ -9,9 +9,7 @@ import logging
 import socket
 import threading
 from collections.abc import Callable, Iterable, Mapping
-from concurrent.futures import Future
-from concurrent.futures import TimeoutError as FutureTimeout
-from contextlib import suppress
+from concurrent.futures import Future, wait
 from typing import Final, TypeVar, assert_never
 
 from pyspark_rocketmq.clock import Clock, waits
@@ -166,10 +164,7 @@ class HubServer(ConnectionLoop):
                 answer.set_exception(error)
 
         self._call(ask)
-        for timeout_s in waits(_ANSWER_S):
-            with suppress(FutureTimeout):
-                return answer.result(timeout_s)
-        if answer.done():
+        if any(wait([answer], timeout_s).done for timeout_s in waits(_ANSWER_S)):
             return answer.result()
         raise RocketMQError(
             f"The thread for the connections of planner and tasks has not answered for {_ANSWER_S:g} s. Look "
