@@ -17,12 +17,12 @@ from pyspark_rocketmq.sinks.against_offsets import (
     ahead_of,
     check_has_all,
     find_gaps,
-    having,
     is_behind_since_a_kill,
     left_out_sinks,
     records_of,
     replayed_messages,
     rows_there_text,
+    sinks_with_all_below,
 )
 from pyspark_rocketmq.sinks.base import CountsRows, Sink
 from pyspark_rocketmq.sinks.multi import Route, as_single_sink, single_sinks
@@ -149,7 +149,8 @@ def reset_to_sink(
         for single in single_sinks(as_single_sink(sink))
         for standing in single.standings(consumer_group, generations)
     ]
-    for gap in find_gaps(rows, [standing for _, standing in standings]):
+    every = [standing for _, standing in standings]
+    for gap in find_gaps(rows, every):
         single = next(single for single, standing in standings if standing is gap.standing)
         problem = None if beside_rows else rows_problem(single, consumer_group, gap)
         if problem is not None:
@@ -159,10 +160,7 @@ def reset_to_sink(
     if not targets:
         return {}
     # A sink that goes back once more is then noticed, too.
-    sinks = {
-        queue: having(queue, target, [standing for _, standing in standings])
-        for queue, target in targets.items()
-    }
+    sinks = {queue: sinks_with_all_below(queue, target, every) for queue, target in targets.items()}
     # The offset rows still remember messages of the broker's log, so that a loss there is still noticed.
     epochs = {queue: rows[queue].epoch for queue in targets}
     moved = store.reset(consumer_group, targets, under=epochs, sinks=sinks)

@@ -79,7 +79,7 @@ def with_newest(standing: SinkStanding, newest: Mapping[MessageQueue, str]) -> S
     return standing._replace(newest=below)
 
 
-def is_another(standing: SinkStanding, remembered: str) -> bool:
+def _has_another_id(standing: SinkStanding, remembered: str) -> bool:
     """Return whether a sink's table has another id than ``remembered``, or has lost its id.
 
     False without a remembered id, and if there is no table.
@@ -102,7 +102,7 @@ class SinkGap(NamedTuple):
 
         False without ids, and if there is no table.
         """
-        return is_another(self.standing, self.remembered)
+        return _has_another_id(self.standing, self.remembered)
 
     @property
     def may_be_forgotten(self) -> bool:
@@ -160,7 +160,9 @@ def recorded_sinks(standings: Iterable[SinkStanding]) -> RecordedSinks:
     return RecordedSinks(known)
 
 
-def having(queue: MessageQueue, offset: int, standings: Iterable[SinkStanding]) -> RecordedSinks:
+def sinks_with_all_below(
+    queue: MessageQueue, offset: int, standings: Iterable[SinkStanding]
+) -> RecordedSinks:
     """Return those of the sinks that have the rows of all messages of a queue below ``offset``."""
     return recorded_sinks(
         each for each in standings if each.watermarks.get(queue, 0) >= offset or queue in each.later
@@ -202,7 +204,7 @@ def find_gaps(rows: Mapping[MessageQueue, OffsetRow], standings: Sequence[SinkSt
             if known is None:
                 continue
             is_behind = standing.watermarks.get(queue, 0) < row.next_offset and queue not in standing.later
-            if is_another(standing, known) or is_behind:
+            if _has_another_id(standing, known) or is_behind:
                 behind[queue], remembered = row, known
         if behind:
             found.append(SinkGap(standing, remembered, behind))
@@ -363,7 +365,7 @@ def _may_have_all(gap: SinkGap) -> bool:
 
 
 def _if_rows_are_there(consumer_group: str, gap: SinkGap) -> str:
-    if gap.is_another:
+    if gap.is_another and gap.standing.identity:
         why = "a table that was rewritten or copied has them, and no watermarks"
     elif gap.standing.path:
         why = (

@@ -55,9 +55,9 @@ from pyspark_rocketmq.display import counted
 from pyspark_rocketmq.errors import RocketMQError
 from pyspark_rocketmq.model import MessageQueue, QueueBounds
 from pyspark_rocketmq.offsets.recorded_positions import RecordedPosition, move_to_recorded
-from pyspark_rocketmq.offsets.recorded_sinks import RecordedSinks
+from pyspark_rocketmq.offsets.recorded_sinks import NO_SINKS, RecordedSinks
 from pyspark_rocketmq.offsets.store import OffsetRow
-from pyspark_rocketmq.sinks.against_offsets import SinkGap, find_gaps, having
+from pyspark_rocketmq.sinks.against_offsets import SinkGap, find_gaps, sinks_with_all_below
 from pyspark_rocketmq.sinks.delta.rules import rows_condition
 from pyspark_rocketmq.sinks.delta.sink_log import opened_log
 from pyspark_rocketmq.sinks.delta.watermarks import read_queues
@@ -261,6 +261,13 @@ class Wanted:
     sinks: Mapping[MessageQueue, RecordedSinks] = field(default_factory=dict)
     """Sinks that have all rows below a queue's target, which are recorded in place of the former ones."""
 
+    def sinks_below(self, queue: MessageQueue, target: int) -> RecordedSinks:
+        """Return the sinks to record for a queue that is moved to ``target``.
+
+        None if the target was moved up, to the first message that is left: that is beyond the sinks' rows.
+        """
+        return self.sinks.get(queue, NO_SINKS) if target == self.targets[queue] else NO_SINKS
+
     @property
     def recorded(self) -> frozenset[MessageQueue]:
         """Queues whose targets are offsets that a group or a sink has recorded.
@@ -415,7 +422,9 @@ class _OffsetChange:
         begins = {queue for queue, at in gap.targets.items() if at == 0}
         bounds = self.needed_bounds(begins) if begins else {}
         targets = gap.targets | {queue: bounds[queue].min_offset for queue in begins}
-        sinks = {queue: having(queue, target, [gap.standing]) for queue, target in targets.items()}
+        sinks = {
+            queue: sinks_with_all_below(queue, target, [gap.standing]) for queue, target in targets.items()
+        }
         return Wanted(targets, forgets_sinks=True, are_recorded=True, sinks=sinks)
 
     def needed_bounds(
@@ -497,15 +506,11 @@ class _OffsetChange:
         said = {queue: target for queue, target in targets.items() if queue not in wanted.recorded}
         rows = store.reset(group, said) if said else {}
         recorded = {
-            queue: _recorded_position(target, wanted.copied.get(queue))
+            queue: _recorded_position(target, wanted.copied.get(queue))._replace(
+                sinks=wanted.sinks_below(queue, target)
+            )
             for queue, target in targets.items()
             if queue not in said
-        }
-        # A target that was moved up, to the first message that is left, is beyond the sink's rows.
-        recorded |= {
-            queue: at._replace(sinks=wanted.sinks[queue])
-            for queue, at in recorded.items()
-            if queue in wanted.sinks and at.next_offset == wanted.targets[queue]
         }
         if recorded:
             rows = {**rows, **move_to_recorded(store, group, recorded, self.group.rows)}

@@ -344,9 +344,8 @@ class BatchChanges:
             raise SinkConflict(
                 f"A row of {masked(self.folder)} would have null in one of its columns that cannot be null: "
                 f"{', '.join(whole)}. A change came before the row that it changes, or lacks a value. "
-                "Nothing of this batch was added. Allow null (ALTER TABLE ... ALTER "
-                "COLUMN ... DROP NOT NULL), "
-                "and start the query again."
+                "Nothing of this batch was added. Allow null (ALTER TABLE ... ALTER COLUMN ... DROP NOT "
+                "NULL), and start the query again."
             ) from error
 
     def _between(self, parts: Sequence[pa.Table]) -> str:

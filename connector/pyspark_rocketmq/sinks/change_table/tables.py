@@ -478,14 +478,12 @@ class _Opened:
         others = sorted(changes.sources - known)
         if others:
             found, names = ", ".join(map(_shown, others)), {*known, *others}
-            renamed = (
-                ""
-                if SEVERAL in names
-                else (
+            renamed = ""
+            if SEVERAL not in names:
+                renamed = (
                     " If the source's table has only been renamed, set the property "
                     f"{_SOURCE} of the table to '[{', '.join(sorted(names))}]', or create the table with it."
                 )
-            )
             raise SinkConflict(
                 f"{path} has the rows of {_shown(self.source)}, but changes of {found} have the same target: "
                 "rows with one key would replace each other. Give the tables different targets, or merge "
