@@ -342,7 +342,9 @@ def test_a_listener_on_the_port_without_the_key_is_not_taken_for_the_driver(
 
     assert ask_driver(terms, 0, {A: Place(1, 0)}) is None
     assert ask_driver(terms, 0, {A: Place(1, 0)}) is None
-    assert caplog.text.count("the driver cannot be reached from this worker") == 1
+    assert caplog.text.count("could not connect from this worker to the driver at 127.0.0.1:") == 1
+    assert "let executors reach spark.driver.host" in caplog.text
+    assert "brokerIP1" not in caplog.text, "advice about brokers does not help"
     assert address.key.hex() not in caplog.text
     # Who knows it is served all the same.
     assert driver.ask(A).begins(A)

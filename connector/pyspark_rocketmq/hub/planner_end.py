@@ -197,8 +197,11 @@ class PlannerControl:
             except TransportError as error:
                 if not self._is_warned:
                     logger.warning(
-                        "the driver cannot be reached, so queues change hands between two batches only: %s",
-                        error,
+                        "could not connect to the driver at %s:%d (%s), so queues change hands between two "
+                        "batches only; check spark.driver.host and firewalls",
+                        self._address.host,
+                        self._address.port,
+                        error.detail,
                     )
                 self._is_warned = True
             except Exception:

@@ -905,11 +905,14 @@ def _connected(terms: ControlEndpoint, *, is_needed: bool = False) -> _DriverCon
         made = _DriverConnection(address, ends_tasks=terms.ends_tasks)
     except TransportError as error:
         logger.warning(
-            "the driver cannot be reached from this worker; %s: %s",
-            "trying again for some seconds"
+            "could not connect from this worker to the driver at %s:%d (%s), %s; let executors reach "
+            "spark.driver.host",
+            address.host,
+            address.port,
+            error.detail,
+            "so it tries again for some seconds"
             if is_needed
-            else "its queues can go to other members only between two batches",
-            error,
+            else "so its queues can go to other members only between two batches",
         )
         with _guard:
             _failed_s[address] = time.monotonic()
