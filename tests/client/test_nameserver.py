@@ -18,6 +18,7 @@ from pyspark_rocketmq.errors import (
     NameServerNotReady,
     NoPermission,
     NotANameServer,
+    RemoteProtocolError,
     RequestTimeout,
     TopicNotFound,
 )
@@ -284,6 +285,46 @@ def test_an_error_at_first_contact_is_raised_and_says_whether_it_may_pass(
     assert type(caught.value) is expected
     assert caught.value.retryable is (expected is NameServerNotReady)
     assert remark in str(caught.value)
+
+
+UNREADABLE = b'{"queueDatas": 7, "topicList": 7, "brokerAddrTable": 7}'
+
+
+def test_an_unreadable_answer_of_one_name_server_counts_as_none_of_it(
+    server: ScriptedServer, pool: ChannelPool, soon: Deadline
+) -> None:
+    """A2: each answer that can be read is used, whichever name server is asked first."""
+    route = route_with(2)
+
+    def readable(peer: Peer, request: RemotingCommand) -> None:
+        bodies = {
+            RequestCode.GET_ROUTEINFO_BY_TOPIC: encode_route(route, standard_json=True),
+            RequestCode.GET_BROKER_CLUSTER_INFO: encode_cluster_info(route.brokers),
+            RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER: encode_topic_list(["orders"]),
+        }
+        peer.answer(request, body=bodies[RequestCode(request.code)])
+
+    server.script = readable
+    with ScriptedServer(lambda peer, request: peer.answer(request, body=UNREADABLE)) as broken:
+        client = NameServerClient((broken.address, server.address), pool, FakeClock(), PATIENCE_S)
+
+        assert client.route("orders", soon) == route
+        assert client.brokers(soon) == route.brokers
+        assert client.topics(soon) == ("orders",)
+
+
+def test_a_name_server_whose_answer_cannot_be_read_is_named(
+    server: ScriptedServer, pool: ChannelPool, soon: Deadline
+) -> None:
+    """A2: at first contact; it may pass, and a known route would stay in use."""
+    server.script = lambda peer, request: peer.answer(request, body=UNREADABLE)
+    client = NameServerClient((server.address,), pool, FakeClock(), PATIENCE_S)
+
+    with pytest.raises(RemoteProtocolError) as caught:
+        client.route("orders", soon)
+    assert str(caught.value) == (
+        f"The answer of {server.address} cannot be read: TopicRouteData: field 'queueDatas' is not a list: 7."
+    )
 
 
 def test_a_topic_that_one_of_two_name_servers_denies_is_looked_up_at_the_other(

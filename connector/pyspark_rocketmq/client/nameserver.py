@@ -5,9 +5,9 @@ from __future__ import annotations
 import logging
 import math
 import threading
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import replace
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, TypeVar
 
 from pyspark_rocketmq.client.calls import command_of
 from pyspark_rocketmq.client.pool import ChannelPool
@@ -18,6 +18,7 @@ from pyspark_rocketmq.errors import (
     GoAway,
     NameServerNotReady,
     NoPermission,
+    RemoteProtocolError,
     RocketMQError,
     SystemBusy,
     TopicNotFound,
@@ -39,6 +40,10 @@ _LOOK_AGAIN_S: Final = 1.0
 again."""
 _SILENT_S: Final = 30.0
 """Seconds for which a name server that did not answer is asked only if no other one answers."""
+
+
+AnswerT = TypeVar("AnswerT")
+"""Value that an answer's body holds."""
 
 
 class KnownRoute(NamedTuple):
@@ -119,6 +124,7 @@ class NameServerClient:
             TopicNotFound: If all name servers that answered deny the topic, and no route was ever known.
             NameServerNotReady: If one of them answered with an error that may pass; no route was known.
             BrokerError: If one of them refused for another reason; no route was known.
+            RemoteProtocolError: If no answer could be read, and no route was known.
             TransportError: If no name server answered before ``deadline`` and no route was known.
         """
         with self._lock:
@@ -184,10 +190,10 @@ class NameServerClient:
         Raises:
             RocketMQError: If no name server answered before ``deadline``, or each one with an error.
         """
-        answers = self._all_answers(command_of(RequestCode.GET_BROKER_CLUSTER_INFO), deadline)
+        request = command_of(RequestCode.GET_BROKER_CLUSTER_INFO)
         found: dict[str, BrokerData] = {}
-        for answer in answers:
-            for broker in decode_cluster_info(answer.body):
+        for brokers in self._all_answers(request, decode_cluster_info, deadline):
+            for broker in brokers:
                 found.setdefault(broker.broker_name, broker)
         return tuple(found[name] for name in sorted(found))
 
@@ -200,8 +206,9 @@ class NameServerClient:
         Raises:
             RocketMQError: If no name server answered before ``deadline``, or each one with an error.
         """
-        answers = self._all_answers(command_of(RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER), deadline)
-        named = {topic for answer in answers for topic in decode_topic_list(answer.body)}
+        request = command_of(RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER)
+        answers = self._all_answers(request, decode_topic_list, deadline)
+        named = {topic for topics in answers for topic in topics}
         bare = [(topic, without_namespace(self._namespace, topic)) for topic in named]
         return tuple(sorted(short for full, short in bare if not self._namespace or short != full))
 
@@ -217,15 +224,16 @@ class NameServerClient:
         restarted may lack brokers, and nothing would show that they are missing.
         """
         header = GetRouteInfoRequestHeader(topic=with_namespace(self._namespace, topic))
+        request = command_of(RequestCode.GET_ROUTEINFO_BY_TOPIC, header)
         had = set() if known is None else _listed(known.route)
         routes: list[TopicRoute] = []
         failures: list[RocketMQError] = []
-        for outcome in self._outcomes(command_of(RequestCode.GET_ROUTEINFO_BY_TOPIC, header), deadline):
+        for outcome in self._outcomes(request, lambda body: decode_route(body, topic), deadline):
             if isinstance(outcome, RocketMQError):
                 failures.append(outcome)
                 continue
-            routes.append(decode_route(outcome.body, topic))
-            had -= _listed(routes[-1])
+            routes.append(outcome)
+            had -= _listed(outcome)
             if known is not None and not had:
                 break
         if not routes:
@@ -268,17 +276,21 @@ class NameServerClient:
         brokers = tuple(newest.get(broker.broker_name, broker) for broker in kept.route.brokers)
         return replace(kept.route, brokers=brokers)
 
-    def _all_answers(self, request: RemotingCommand, deadline: Deadline) -> list[RemotingCommand]:
-        outcomes = list(self._outcomes(request, deadline))
-        answers = [outcome for outcome in outcomes if isinstance(outcome, RemotingCommand)]
+    def _all_answers(
+        self, request: RemotingCommand, read: Callable[[bytes], AnswerT], deadline: Deadline
+    ) -> list[AnswerT]:
+        outcomes = list(self._outcomes(request, read, deadline))
+        answers = [outcome for outcome in outcomes if not isinstance(outcome, RocketMQError)]
         if not answers:
             raise _verdict([outcome for outcome in outcomes if isinstance(outcome, RocketMQError)])
         return answers
 
     def _outcomes(
-        self, request: RemotingCommand, deadline: Deadline
-    ) -> Generator[RemotingCommand | RocketMQError]:
+        self, request: RemotingCommand, read: Callable[[bytes], AnswerT], deadline: Deadline
+    ) -> Generator[AnswerT | RocketMQError]:
         """Ask one name server after the other, beginning with the current one, and yield the outcome of each.
+
+        The outcome is what ``read`` finds in the answer's body, or an error.
 
         A name server that was silent lately is left out if another one has already answered anything.
         """
@@ -292,15 +304,15 @@ class NameServerClient:
             # Share the time: a name server that hangs must leave some for the others and for the next call.
             share_s = deadline.remaining_s() / (count - turn + has_success)
             own_deadline = Deadline.after(self._clock, min(self._request_timeout_s, share_s))
-            outcome = self._ask(address, request, own_deadline)
-            if isinstance(outcome, RemotingCommand) and not has_success:
+            outcome = self._ask(address, request, read, own_deadline)
+            if not isinstance(outcome, RocketMQError) and not has_success:
                 has_success, self._current = True, index
             has_answer = has_answer or not isinstance(outcome, TransportError)
             yield outcome
 
     def _ask(
-        self, address: str, request: RemotingCommand, deadline: Deadline
-    ) -> RemotingCommand | RocketMQError:
+        self, address: str, request: RemotingCommand, read: Callable[[bytes], AnswerT], deadline: Deadline
+    ) -> AnswerT | RocketMQError:
         try:
             answer = self._pool.get(address, deadline).request(request, deadline)
         except TransportError as error:
@@ -309,11 +321,13 @@ class NameServerClient:
             return error
         self._silent_until_s.pop(address, None)
         try:
-            return checked(request, answer, address)
+            return read(checked(request, answer, address).body)
         except BrokerError as error:
             if _is_plain(error):
                 return error
             return NameServerNotReady(error.code, error.remark, request=error.request, address=error.address)
+        except RemoteProtocolError as error:
+            return RemoteProtocolError(f"The answer of {address} cannot be read: {error}")
 
 
 def _is_plain(error: BrokerError) -> bool:
@@ -325,12 +339,12 @@ def _is_plain(error: BrokerError) -> bool:
 def _verdict(failures: Sequence[RocketMQError]) -> RocketMQError:
     """Return the error to raise of several failures: the last one of the most important kind.
 
-    The order of importance is: retryable errors in answers, other errors in answers,
-    ``TopicNotFound``, no answer.
+    The order of importance is: retryable errors in answers, other errors in answers and answers that cannot
+    be read, ``TopicNotFound``, no answer.
     """
 
     def weight(error: RocketMQError) -> int:
-        if not isinstance(error, BrokerError):
+        if isinstance(error, TransportError):
             return 0
         return 3 if error.retryable else 1 if isinstance(error, TopicNotFound) else 2
 
