@@ -202,6 +202,9 @@ class BrokerError(RocketMQError):
     advice: ClassVar[str] = "If it does not pass, look at the server's log."
     """Advice shown after the server's remark."""
 
+    server: ClassVar[str] = "The server"
+    """Kind of server, shown where its address is unknown."""
+
     def __init__(self, code: int, remark: str, *, request: str = "", address: str = "") -> None:
         remark = remark[:MOST_CHARACTERS]
         super().__init__(code, remark, request, address)
@@ -219,8 +222,9 @@ class BrokerError(RocketMQError):
         remark = peer_text(_SEE_FAQ.sub("", " ".join(self.remark.split())))
         if remark and remark[-1] not in ".!?":
             remark += "."
-        who = peer_text(self.address) or "The server"
-        answer = f"{who} answered {peer_text(self.request)} with code {self.code}: {remark}"
+        who = peer_text(self.address) or self.server
+        how = f" with code {self.code}: " if self.code else ", but "
+        answer = f"{who} answered {peer_text(self.request)}{how}{remark}"
         return f"{answer} {self.advice}" if self.advice else answer
 
 
@@ -320,6 +324,8 @@ class NameServerNotReady(BrokerError):
     retryable: ClassVar[bool] = True
 
     advice: ClassVar[str] = "If it does not pass, look at the name server and its log."
+
+    server: ClassVar[str] = "The name server"
 
 
 class NoPermission(BrokerError):

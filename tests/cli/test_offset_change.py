@@ -222,7 +222,8 @@ def test_a_version_that_is_not_there_yet_is_refused(shop: Shop) -> None:
     newest = shop.store.changes(GROUP)[-1].version
 
     with pytest.raises(
-        JobFailed, match=rf"no version 99 yet, its newest is {newest}\. `pyspark-rocketmq offsets history`"
+        JobFailed,
+        match=rf"no version 99 yet, its newest is {newest}\. `pyspark-rocketmq offsets history --conf FILE`",
     ):
         shop.do(reset, AtVersion(99))
     shop.store.claim("another", "me", {A0: 0})

@@ -26,7 +26,7 @@ def test_an_address_is_a_host_and_a_port(address: str, expected: tuple[str, int]
 @pytest.mark.parametrize("address", ["broker", "broker:", ":9876", "broker:http", "broker:70000", ""])
 def test_a_malformed_address_cannot_be_connected_to(address: str) -> None:
     """A1: reported as such, not as a failure of the name service."""
-    with pytest.raises(ConnectFailed, match="not host:port"):
+    with pytest.raises(ConnectFailed, match="must be HOST:PORT"):
         TcpTransport.connect(address, 1.0)
 
 

@@ -545,8 +545,8 @@ def test_protobuf_becomes_columns(protobuf_registry: FakeRegistry) -> None:
         (None, b"\x02\x02\x0a\x09o1", "DecodeError"),
         (None, b"\x02\x0eo1", "no message type at indexes"),
         (None, b"\x04\x02\x0eo1", "no message type at indexes"),
-        ('syntax = "proto3"; message Order {}', b"\x00", "and returned its text"),
-        ("AAAA", b"\x00", "no protobuf file"),
+        ('syntax = "proto3"; message Order {}', b"\x00", "text instead of its descriptor"),
+        ("AAAA", b"\x00", "cannot be used as a protobuf file"),
         (as_registered(FileDescriptorProto(name="a", dependency=["b.proto"])), b"\x00", "imports b.proto"),
     ],
 )

@@ -70,15 +70,15 @@ def test_a_batch_waits_for_brokers_that_register_at_a_name_server_that_was_resta
     given[option] = topic if option == "topic" else f"{topic}(-late)?"
     topics.sim.restart_name_server()
     try:
-        with pytest.raises(BrokerError, match="brokers register again within 30 s"):
+        with pytest.raises(BrokerError, match=r"register (again )?within 30 s of"):
             planned_batch(**given, retryTimeoutMs="0")
         with ChannelPool(clock) as pool:
             view = ClusterView(ReadOptions.parse(given), pool, clock)
-            with pytest.raises(BrokerError, match="brokers register again within 30 s"):
+            with pytest.raises(BrokerError, match=r"register (again )?within 30 s of"):
                 view.whole_snapshot()
             clock.advance(20)
             topics.sim.register_brokers()
-            with pytest.raises(NameServerNotReady, match="no broker 20 s ago, and brokers register again"):
+            with pytest.raises(NameServerNotReady, match="no broker 20 s ago, so it may have restarted"):
                 view.whole_snapshot()
             topics.make(1, 1, topic=topic)
             topics.make(1, topic=f"{topic}-late")

@@ -287,7 +287,9 @@ def split_address(address: str) -> tuple[str, int]:
     host, colon, port = address.rpartition(":")
     bare = host.removeprefix("[").removesuffix("]")
     if not colon or not bare or not port.isdecimal() or int(port) > 65535:
-        raise ConnectFailed(address, "this is not host:port")
+        raise ConnectFailed(
+            address, "the address must be HOST:PORT with a port up to 65535 ([HOST]:PORT for IPv6)"
+        )
     return bare, int(port)
 
 

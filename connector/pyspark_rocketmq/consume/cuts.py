@@ -326,8 +326,9 @@ class Cuts:
 
         ``interval_s`` is the shortest time between two cuts in seconds. Even with 0, a cut comes only 5 ms
         after the first new result, and not while parts wait for a running commit. With None no cut is asked
-        for: parts come only when queues are given up or tasks end. ``may_offsets_wait``: whether a group's
-        offsets may be stored later than its rows; with ``interval_s=None`` they never are.
+        for: parts come only when queues are given up or tasks end. ``may_offsets_wait``: whether the
+        offsets of parts that are committed together may be stored later than their rows. With
+        ``interval_s=None`` it has no effect: each commit stores the offsets, too.
         """
         self._interval_s = interval_s
         self._pace = OffsetPace(may_wait=may_offsets_wait and interval_s is not None)

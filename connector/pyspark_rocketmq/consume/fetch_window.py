@@ -390,8 +390,8 @@ class RangeWindow:
         """Return whether the queue ends within the range for good.
 
         It does if an earlier answer showed this end, the time for repeated pulls is over (``settle``), and
-        the present answer shows it again. One such answer is not enough, because other errors may have used
-        up the time. For a group the result is always False: the range fails, and the next plan finds the
+        the present answer shows it again. One such answer is not enough: the time may have passed with other
+        errors. For a group the result is always False: the range fails, and the next plan finds the
         loss.
         """
         gives_up_at_s = self._gives_up_at_s

@@ -67,18 +67,21 @@ class CommitterParts:
     store: OffsetStore | None
     """The offset store; None for the one that option ``offsetStore`` names."""
     sink: Sink | None
+    """The sink; None if the listener's rows are not stored."""
     engine: Engine | None
+    """The engine that calls the listener; None if a batch comes with its rows and acks."""
     listeners: tuple[BatchListener, ...]
+    """Objects that are called after each batch."""
     is_mirrored: bool
     """Whether committed offsets are also sent to the brokers."""
     tries_for_ever: bool
-    """Whether a message that always fails is never given up."""
+    """Whether a message that always fails is tried again without limit."""
     drains: bool
     """Whether the query ends by itself once everything is consumed (trigger ``availableNow``)."""
     commit_interval_s: float | None = None
     """Shortest time between two commits of a batch, in seconds.
 
-    None: commits are made only at the batch's end, and for queues that are given up.
+    None: commits are made only at the batch's end, and when queues go to other members.
     """
 
     def opened_store(self) -> OffsetStore:

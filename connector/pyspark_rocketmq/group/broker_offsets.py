@@ -305,9 +305,10 @@ def open_group_store(options: ReadOptions, storage: StorageOptions | None = None
 def at_each_broker(
     queues: Collection[MessageQueue], ask: Callable[[Collection[MessageQueue]], T]
 ) -> tuple[list[T], dict[MessageQueue, RocketMQError]]:
-    """Call ``ask`` with each broker's queues; return its results, and the error of each queue that has none.
+    """Call ``ask`` once for each broker, with that broker's queues.
 
-    The second result has the queues of brokers that do not answer now or refuse for the moment.
+    Return what the calls returned, and an error for each queue of a broker that does not answer now or
+    refuses for the moment.
 
     Raises:
         RocketMQError: If a broker refuses for good.

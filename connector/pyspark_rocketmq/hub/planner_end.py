@@ -125,10 +125,10 @@ class PlannerControl:
         self._send(self._replan)
 
     def leaves(self, plan: int) -> None:
-        """Report to the driver that the planner ends.
+        """Report to the driver that the planner is about to end, and return immediately.
 
-        The planner's process waits until nothing of ``plan`` is delivered any more. After this call, a broken
-        connection is not made again.
+        The driver then stops the tasks of ``plan``. The caller waits until they deliver no more messages.
+        From now on, a broken connection is not opened again.
         """
         self._is_leaving = True
         self._send(PlannerLeaving(plan))

@@ -142,7 +142,10 @@ class Session:
         return b"", self._object(body)
 
     def seal(self, message: JsonObject) -> bytes:
-        """Return ``message`` as the next line to send, with its code. The session must be open."""
+        """Return ``message`` as a signed line: its code (an HMAC), then its JSON. The session must be open.
+
+        Send all returned lines, in their order.
+        """
         body = _body(message)
         line = _code(self._send_key, self._sent, body) + body + b"\n"
         self._sent += 1

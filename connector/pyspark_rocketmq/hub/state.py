@@ -648,9 +648,9 @@ class HubState:
         return self._to_planner(found)
 
     def calls_ended(self, peer: Hashable, task_id: str, now_s: float) -> list[Action]:
-        """Note that a task has no call left that was running when the batch's end was announced.
+        """Note that a task's listener calls have returned that ran when the batch's end was announced.
 
-        If no other connected task has such a call, end all tasks.
+        Once the calls of all connected tasks have returned, end all tasks.
         """
         if (task := self._task(peer, task_id)) is None:
             return []

@@ -175,6 +175,13 @@ def _fits_struct(fields: dict[str, _Check], value: Any) -> bool:
     )
 
 
+def _check_of_column(field: st.StructField) -> _Check:
+    try:
+        return _check_of(field.dataType)
+    except SchemaError as error:
+        raise SchemaError(f"Column {field.name!r} of the listener's output schema: {error}") from None
+
+
 def _check_of(data_type: st.DataType) -> _Check:
     """Return a function that returns whether a value other than None fits a column of this type."""
     match data_type:
@@ -197,7 +204,7 @@ def _scalar_check(data_type: st.DataType) -> _Check:
         if isinstance(data_type, column_type):
             return partial(_fits_scalar, classes, refused, arrow_type(data_type))
     raise SchemaError(
-        f"A listener cannot emit type {data_type.simpleString()}; declare the column as string or binary "
+        f"A listener cannot emit type {data_type.simpleString()}. Declare the column as string or binary "
         "instead."
     )
 
@@ -343,7 +350,7 @@ class OutputColumns:
             # Without further columns an itemgetter returns no tuple.
             row_of=itemgetter(QUEUE_OFFSET, *schema.fieldNames()) if schema.fields else _only_offset,
             is_plainly={f.name: _quick_check(f.dataType) for f in schema.fields},
-            types={f.name: (f.dataType.simpleString(), _check_of(f.dataType)) for f in schema.fields},
+            types={f.name: (f.dataType.simpleString(), _check_of_column(f)) for f in schema.fields},
             required=tuple(f.name for f in schema.fields if not f.nullable),
             rows=RowColumns(st.StructType([*_OFFSET.fields, *schema.fields])),
             fields={f.name: f for f in schema.fields},

@@ -288,7 +288,7 @@ def _ack_metrics(ack: QueueAck, planned: int) -> QueueMetrics:
 
 
 def _shown(latencies: LatencyHistogram) -> str | None:
-    """Return the median and the 99th percentile in milliseconds, such as ``12/80``; None without messages."""
+    """Return the median and the 99th percentile in milliseconds, such as ``12/80``; None without any."""
     if not latencies.counts:
         return None
     return f"{latencies.percentile(50)}/{latencies.percentile(99)}"

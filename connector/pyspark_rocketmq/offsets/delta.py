@@ -226,7 +226,8 @@ class DeltaOffsetStore(RowOffsetStore):
         if change.version not in found:
             raise OffsetError(
                 f"Version {change.version} of the offset table {self._path} is no longer kept for group "
-                f"{consumer_group}. `pyspark-rocketmq offsets history` lists the available versions."
+                f"{consumer_group}. `pyspark-rocketmq offsets history --conf FILE` lists the versions to "
+                "choose from."
             )
         return found[change.version]
 

@@ -155,7 +155,7 @@ def _newest(
     )
     raise OffsetError(
         f"The offset store has no offsets of group {consumer_group} {what}: {there}. "
-        "`pyspark-rocketmq offsets history` lists the available versions."
+        "`pyspark-rocketmq offsets history --conf FILE` lists the versions to choose from."
     )
 
 

@@ -79,13 +79,13 @@ def parses(
 def int_between(low: int, high: int) -> Parser[int]:
     """Return a parser of whole numbers from ``low`` to ``high``."""
     shown = f"{low} or more" if high >= UNBOUNDED else f"{low} to {high}"
-    outside = f"is not between {low} and {high}"
+    outside = f"is not {shown}" if high >= UNBOUNDED else f"is not between {low} and {high}"
     argument = ArgumentRule((Integral,), lambda value: bool(low <= value <= high), outside)
 
     @parses(f"integer, {shown}", argument, (low, high))
     def parse(text: str) -> int:
         if not re.fullmatch(r"[+-]?\d+", text.strip()):
-            raise ValueError(f"is not a whole number between {low} and {high}")
+            raise ValueError(f"is not a whole number, {shown}")
         value = int(text)
         if not low <= value <= high:
             raise ValueError(outside)

@@ -218,11 +218,12 @@ def without(planned: Iterable[QueueRange], done: Iterable[QueueRange]) -> list[Q
 def steps_of(ranges: Sequence[QueueRange], most: int) -> list[list[QueueRange]]:
     """Cut the ranges into steps of about ``most`` offsets each, with every queue's ranges in order.
 
-    A step has at most one range of each queue. The first ranges of all queues progress together and end with
-    the same step, then their second ranges, and so on.
+    A step has at most one range of each queue. Every step has a share of each queue's first range until the
+    first ranges are done; then come the second ranges, and so on.
 
     Raises:
-        OptionError: If there would be more than ``MAX_STEPS``; this is checked before any is created.
+        OptionError: If there are more than ``MAX_STEPS`` times ``most`` offsets; this is checked before any
+            step is made.
     """
     total = sum(part.count for part in ranges)
     if total > most * MAX_STEPS:

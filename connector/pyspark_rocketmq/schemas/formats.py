@@ -266,8 +266,9 @@ def protobuf_decoder(schema: RegisteredSchema, references: References, message_t
         )
     except Exception as error:
         raise BadRecord(
-            "The registry's schema for this body, or one that it refers to, is no protobuf file. Correct it "
-            f"in the registry, or choose the format that the body has. {_reason(error)}"
+            "The registry's schema for this body, or a schema that it imports, cannot be used as a protobuf "
+            f"file: {_reason(error)}. Protobuf needs a registry that gives a file's descriptor "
+            "(format=serialized), as Confluent's does. If the body is not protobuf, choose its format."
         ) from error
 
     def decode(payload: bytes, named: MessageType | None = None) -> Any:
@@ -287,7 +288,7 @@ def _descriptor(schema: RegisteredSchema) -> bytes:
         return base64.b64decode(schema.text, validate=True)
     except (ValueError, binascii.Error):
         raise ValueError(
-            "the registry was asked for the file's descriptor (format=serialized), and returned its text"
+            "the registry returned the schema's text instead of its descriptor in base64"
         ) from None
 
 

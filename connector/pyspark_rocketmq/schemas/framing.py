@@ -289,7 +289,10 @@ def _indexes(data: bytes, at: int) -> tuple[tuple[int, ...], int]:
         return FIRST_MESSAGE, at
     # Each index takes at least one byte.
     if not 0 < count <= len(data) - at:
-        raise _Reason(f"{count} indexes of a message type cannot be in {_shown(data)}")
+        raise _Reason(
+            f"the list of message type indexes claims {count} entries, but {len(data) - at} bytes are left "
+            f"for it in {_shown(data)}"
+        )
     found = []
     for _ in range(count):
         index, at = _zigzag(data, at)

@@ -149,10 +149,12 @@ class MessageTypes:
 
 
 def _built_in(name: str) -> bytes | None:
-    """Return the file ``name`` if Confluent's serializers and registry have it built in; else None.
+    """Return the serialized descriptor of a file that Confluent's serializers have built in; else None.
+
+    They do not register such files, so a schema can import one that the registry does not have.
 
     Raises:
-        ValueError: If it is one of Google's files, and the package with these is not installed.
+        ValueError: If it is a ``google/type`` file, and googleapis-common-protos is not installed.
     """
     if name in _OF_CONFLUENT:
         file = FileDescriptorProto()

@@ -308,8 +308,8 @@ class ClusterView:
             self._matching.invalidate()
         raise NameServerNotReady(
             ResponseCode.SUCCESS,
-            f"it knew no broker {since_s:.0f} s ago, and brokers register again within "
-            f"{_REGISTERED_WITHIN_S:g} s of its restart",
+            f"it had no broker {since_s:.0f} s ago, so it may have restarted, and topics or queues may still "
+            f"be missing. Brokers register within {_REGISTERED_WITHIN_S:g} s of a restart; run it again then",
             request="GET_BROKER_CLUSTER_INFO",
         )
 
@@ -342,8 +342,9 @@ class ClusterView:
                 slave = slaves.pop(name)
                 unreachable[name] = TransportError(
                     name,
-                    f"{_why_no_master(acting.get(name))}, and its slave {slave} cannot be read: {outcome} "
-                    "A slave serves reads only with slaveReadEnable=true.",
+                    f"{_why_no_master(acting.get(name))}, and its slave {slave} cannot be read "
+                    f"({str(outcome).rstrip('.')}). Start the master; a slave serves reads only with "
+                    "slaveReadEnable=true",
                 )
             else:
                 slave_bounds |= outcome
@@ -398,7 +399,9 @@ class ClusterView:
             found |= self._bounds_on(self._briefly, address, topic, wanted)
         missing = [queue for wanted in queues.values() for queue in wanted if queue not in found]
         if missing:
-            raise TransportError(address, f"the slave does not know {missing[0]}")
+            raise TransportError(
+                address, f"the slave does not have {missing[0]}, perhaps not yet copied from its master"
+            )
         # Without slaveReadEnable a slave reports bounds but refuses pulls, and every micro-batch would wait.
         queue, bounds = next(iter(found.items()))
         request = PullRequest(
@@ -584,7 +587,9 @@ class ClusterView:
             return {}
 
     def _retry_bounds(self, address: BrokerAddress, queue: MessageQueue) -> QueueBounds:
-        """Return the bounds of a retry queue, found by a pull from its end, which may transfer one message.
+        """Return the bounds of a retry queue, from the answer to a pull at its last known end.
+
+        The pull begins at 0 if no end is known. It may transfer one message.
 
         This is for users who may consume but not read statistics. For a retry topic, brokers check the user's
         rights on the group: statistics need ``Get``, but consuming needs only ``Sub``.

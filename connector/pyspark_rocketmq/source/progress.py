@@ -182,7 +182,7 @@ class CheckpointProgress:
         return True
 
     def await_held(self, timeout_s: float) -> bool:  # noqa: ARG002
-        """Return True without waiting."""
+        """Return True immediately: a plain stream may always plan its queues."""
         return True
 
     @property

@@ -298,16 +298,18 @@ class QueueGenerations:
     def _decide(
         self, row: OffsetRow, standing: Standing, found: Found, snapshot: Snapshot
     ) -> NextGeneration | None:
-        """Return the queue's next generation: where another log begins, at the queue's position or later.
+        """Return the queue's next generation: where another log begins, and whether the group has reached it.
 
-        Return None if the queue still has the log that was consumed, and no other log is known.
+        Return None if the queue still has the log that was consumed, and no other log is known. A loss is
+        noted in the offset store before it is raised.
 
         Raises:
-            DataLoss: If messages of the queue are lost, nobody has moved the group since, and
-                ``failOnDataLoss`` is true.
-            LostBehindSink: Even if ``failOnDataLoss`` is false: if only a sink's watermark shows the loss, so
-                that the first new message cannot be found.
-            RocketMQError: If the broker did not show a message that must be compared, or is a slave.
+            DataLoss: If messages of the queue are lost, nobody has moved the group since their log changed,
+                and ``failOnDataLoss`` is true.
+            LostBehindSink: If only a sink's watermark shows the loss, so that the first new message is
+                unknown. ``failOnDataLoss`` makes no difference.
+            RocketMQError: If the broker did not return a message that must be compared, or the broker is a
+                slave.
         """
         queue = row.queue
         change = self._change(queue, standing, found, snapshot)

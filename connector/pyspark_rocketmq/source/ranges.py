@@ -194,7 +194,10 @@ class Ticket(NamedTuple):
     tasks: int = 1
     """Number of tasks that the whole batch has."""
     open_for_s: float | None = None
-    """Length of the batch in seconds if the ranges are open, where a task has one ticket; otherwise None."""
+    """Length of the batch in seconds if the ranges are open (without an end); None if they have an end.
+
+    A task with open ranges has only this ticket.
+    """
 
 
 @dataclass(frozen=True)

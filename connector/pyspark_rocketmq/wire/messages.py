@@ -206,7 +206,7 @@ def _host_at(view: memoryview, at: int, *, is_ipv6: bool) -> tuple[str, int]:
 def _bytes_at(view: memoryview, at: int, length: int, what: str) -> tuple[bytes, int]:
     end = at + length
     if length < 0 or end > len(view):
-        raise RemoteProtocolError(f"Its {what} of {length} bytes does not fit into its {len(view)} bytes.")
+        raise RemoteProtocolError(f"Its {what} has {length} bytes, and the whole message {len(view)}.")
     return bytes(view[at:end]), end
 
 
@@ -397,8 +397,8 @@ def encode_batch(messages: Sequence[Message]) -> bytes:
             parts += batch_member(message.body, data, flag=message.flag)
         except struct.error as exc:
             raise LocalProtocolError(
-                f"A message of topic {message.topic} does not fit a batch: its flag, {message.flag!r}, or "
-                f"the length of its body is not a number of 32 bits ({exc})."
+                f"A message of topic {message.topic} cannot be sent: its flag is {message.flag!r}, and must "
+                "be an int of 32 bits. Correct Message.flag."
             ) from exc
     return b"".join(parts)
 

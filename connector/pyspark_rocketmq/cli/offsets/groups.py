@@ -69,7 +69,7 @@ class StoredGroup:
         if moment.version > newest:
             raise JobFailed(
                 f"The offset store {_place(self.store)} has no version {moment.version} yet, its newest is "
-                f"{newest}. `pyspark-rocketmq offsets history` lists the available versions."
+                f"{newest}. `pyspark-rocketmq offsets history --conf FILE` lists the versions to choose from."
             )
         return change_of_version(self.changes, str(self.name), moment.version)
 

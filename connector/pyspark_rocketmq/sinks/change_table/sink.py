@@ -481,7 +481,10 @@ def _schema_of(columns: str | StructType | pa.Schema | None) -> pa.Schema:
         problem = "one type instead of columns"
     except (ParseException, PySparkTypeError, PySparkValueError) as error:
         problem = str(error)
-    raise SchemaError(f"columns={columns!r} are no columns such as 'id bigint, note string': {problem}")
+    raise SchemaError(
+        f"columns={columns!r} cannot be used: {problem}. Give the columns of the source's table as a text "
+        "such as 'id bigint, note string', a StructType or a pyarrow schema."
+    )
 
 
 def _check_keys(keys: Sequence[str], table: pa.Schema, partition_by: Sequence[str]) -> None:

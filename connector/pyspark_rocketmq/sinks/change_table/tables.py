@@ -93,7 +93,9 @@ _MOST_OPEN: Final = 500
 
 
 class ChangeTables(DeltaSink):
-    """Delta tables in one folder that are kept equal to the tables of a database, exactly once.
+    """Delta tables in one folder that follow a database's tables, by the changes in the group's topics.
+
+    A batch that runs again applies no change twice.
 
     A consumer with this sink needs no listener. A table is created when its first change comes.
     """

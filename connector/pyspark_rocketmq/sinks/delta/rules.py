@@ -125,11 +125,27 @@ def cannot_take_files(path: str, refused: Iterable[str], why_not_by_spark: str) 
     problem = (
         f"The connector cannot add files to the Delta table {path}, because of: {', '.join(refused)}. "
         f"Spark's own writer could, but cannot be used, because {why_not_by_spark}. If that cannot be "
-        "changed, remove such features of the table (ALTER TABLE ... DROP FEATURE, DROP CONSTRAINT, ALTER "
-        "COLUMN ... TYPE STRING), or let the sink create its own table under another path and copy from "
-        "there."
+        f"changed, {_REMOVE_FEATURES}, or let the sink create its own table under another path and copy "
+        "from there."
     )
     return OptionError((problem,), where="Delta sink")
+
+
+def cannot_merge(path: str, refused: Iterable[str]) -> OptionError:
+    """Return the error for a change table with ``refused`` features, which only Spark could write."""
+    problem = (
+        f"The connector cannot write the change table {path}, because of: {', '.join(refused)}. Only Spark "
+        "can write a table with these, and a change table is never written by Spark. To continue with this "
+        f"table, {_REMOVE_FEATURES}. Otherwise begin a table under another path, and load the source's table "
+        "into it."
+    )
+    return OptionError((problem,), where="change table")
+
+
+_REMOVE_FEATURES: Final = (
+    "remove them from the table (ALTER TABLE delta.`PATH` DROP FEATURE, DROP CONSTRAINT, or ALTER COLUMN … "
+    "TYPE STRING)"
+)
 
 
 def check_wanted(path: str, wanted: TableForm, *, has_positions: bool = True) -> None:

@@ -206,7 +206,7 @@ class SinkLog:
         return dict(self._recorded[1])
 
     def note_of(self, commit: SinkCommit) -> CommitNote:
-        """Return the fields and transaction ids to store with a commit that follows this object's version."""
+        """Return what ``commit`` stores besides its rows, if it follows this object's version."""
         return CommitNote(
             metadata=commit.metadata(**self.record_for(commit)),
             transactions=dict(commit.watermarks),

@@ -93,9 +93,9 @@ def newest_of(
 ) -> DataFrame:
     """Return the newest row of each key, and all rows whose key contains a null.
 
-    ``blank`` names the text columns of the key by which the table is partitioned. In these, Delta stores ""
-    and ``__HIVE_DEFAULT_PARTITION__`` as null. So the second text is replaced by "", and both texts are one
-    key. For the other arguments see :func:`merge_rows`.
+    ``blank`` names those text columns of the key that are also partition columns. There Delta stores both ""
+    and ``__HIVE_DEFAULT_PARTITION__`` as null. So the two count as one value, and returned rows have "" for
+    both. For the other arguments see :func:`merge_rows`.
     """
     file_number = sf.array_position(sf.lit(list(files)), sf.col("_metadata.file_name"))
     newest_first = [

@@ -47,6 +47,7 @@ from pyspark_rocketmq.sinks.delta.appenders import Appender, FileAppender, SinkH
 from pyspark_rocketmq.sinks.delta.rules import (
     NEWER_ROWS_ONLY,
     SinkCommit,
+    cannot_merge,
     cannot_take_files,
     check_characters,
     check_columns,
@@ -614,7 +615,7 @@ class SinkTable:
         if not reasons:
             return ()
         if self.merge_keys and not self.home.spark.keys:
-            raise cannot_take_files(self.path, reasons, "changes are to be merged")
+            raise cannot_merge(self.path, reasons)
         self.home.check_spark(form, reasons)
         return reasons
 

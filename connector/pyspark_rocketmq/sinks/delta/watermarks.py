@@ -412,7 +412,10 @@ class QueueProgress(NamedTuple):
     """Queues of which the table has progress in a later generation than the caller names."""
 
     def record_of(self, queue: MessageQueue, generation: int) -> SinkRecord:
-        """Return the progress in one queue, in the ``generation`` that the caller has named."""
+        """Return the progress in one queue; its watermark is 0 if the table has no rows of the queue.
+
+        ``generation`` must be the queue's generation for which this object was read.
+        """
         newest = RememberedMessages.from_text(self.newest.get(queue, ""))
         return SinkRecord(generation, self.watermarks.get(queue, 0), newest)
 

@@ -217,10 +217,9 @@ def _header_error(answer: RemotingCommand, address: str) -> RocketMQError:
 class PullResponseDecoder:
     """Decodes one connection's answers.
 
-    A broker writes the headers of answers with messages in the same way, except for a few numbers. So the
-    full decoder reads the first header, and its text becomes a pattern in which only those numbers vary. A
-    header that matches the pattern has the values that the full decoder would find; the full decoder reads
-    all others.
+    The headers of a broker's answers with messages differ in a few numbers only. So the text of a header that
+    was decoded in full becomes a pattern, in which only those numbers vary. Headers that match it are read by
+    the pattern, with the same result; all others are decoded in full.
     """
 
     def __init__(self) -> None:
