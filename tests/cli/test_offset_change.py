@@ -1187,12 +1187,19 @@ def test_a_broker_that_does_not_answer_leaves_everything_as_it_is(
 
 @SIM_ONLY
 def test_a_group_that_has_not_begun_may_be_given_its_beginning(
-    cluster: ClusterUnderTest, topic: str, tmp_path: Path
+    cluster: ClusterUnderTest, topic: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """F5: skip before the first start."""
-    shop = Shop(DeltaOffsetStore(tmp_path / "offsets"), name_servers=(cluster.name_servers,))
-    shop.store.claim("another", "me", {A0: 0})
+    """F5: skip before the first start, in a store that has other groups, and in one that is not there yet."""
+    choice = QueueChoice(topics=frozenset({topic}))
+    for name in ("used", "missing"):
+        shop = Shop(DeltaOffsetStore(tmp_path / name), name_servers=(cluster.name_servers,))
+        if name == "used":
+            shop.store.claim("another", "me", {A0: 0})
 
-    shop.do(reset, ToBound("latest"), choice=QueueChoice(topics=frozenset({topic})), is_new_group=True)
+        shop.do(reset, ToBound("latest"), choice=choice, is_new_group=True, is_dry_run=True)
+        assert (tmp_path / name).exists() is (name == "used"), "a dry run makes no table"
+        shop.do(reset, ToBound("latest"), choice=choice, is_new_group=True)
 
-    assert set(shop.now().values()) == {6}
+        assert set(shop.now().values()) == {6}
+        is_said = f"first offsets of the store {shop.store.spec}" in capsys.readouterr().err
+        assert is_said is (name == "missing"), "the path may be mistyped"

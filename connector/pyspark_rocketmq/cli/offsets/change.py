@@ -448,6 +448,7 @@ class _OffsetChange:
         Raises:
             JobFailed: If there are no moves. Except in a dry run, also if they are refused or cannot be made.
         """
+        is_first = not self.group.store.groups()
         known = {*self.group.rows, *wanted.targets, *self._bounds(options.choice.topics)}
         mistaken = not_chosen(options.choice, known)
         if mistaken is not None:
@@ -475,6 +476,12 @@ class _OffsetChange:
             print(f"Without --dry-run this is refused: {problem}", file=sys.stderr)
         if options.sink is None and any((move.moved or 0) < 0 for move in moves):
             print(SINKS_LEAVE_OUT, file=sys.stderr)
+        if is_first:
+            print(
+                f"These are the first offsets of the store {self.group.store.spec}. The group begins there "
+                "only if its query has the same option offsetStore.",
+                file=sys.stderr,
+            )
 
     def _made(
         self, moves: Sequence[QueueMove], wanted: Wanted, options: ChangeOptions

@@ -142,16 +142,16 @@ def open_group_or_new(settings: StoreSettings, consumer_group: str, *, is_new: b
     """Return the group of exactly this name in the namespace of ``settings``; without rows if it is new.
 
     ``is_new`` is true if the user asked for a new group (``--new-group``). The name then means a group of
-    exactly this name, although other stored groups fit it too.
+    exactly this name, although other stored groups fit it too, and the store may be missing.
 
     Raises:
-        JobFailed: If the store is missing or has no group at all; or unless ``is_new``, if the store has no
-            group of this name, but the name also fits another group.
+        JobFailed: Unless ``is_new``: if the store is missing or has no group at all; or if it has no group of
+            this name, but the name also fits another group.
     """
     store = _opened(settings)
     key = _key(consumer_group, settings.namespace)
-    fitting = _chosen(store, consumer_group, settings.namespace)
-    if fitting and key not in fitting and not is_new:
+    fitting = [] if is_new else _chosen(store, consumer_group, settings.namespace)
+    if fitting and key not in fitting:
         names = ", ".join(str(name) for name in fitting)
         raise JobFailed(
             f"'{consumer_group}' may mean a new group '{key}' or one that the store {_place(store)} has: "
@@ -159,6 +159,9 @@ def open_group_or_new(settings: StoreSettings, consumer_group: str, *, is_new: b
             "`pyspark-rocketmq offsets reset --new-group --topic TOPIC --to earliest`, with the options of "
             "this command and nameServers; then give this command again."
         )
+    if str(key) not in store.groups():
+        # Reading would create a table that is missing, even for a dry run.
+        return StoredGroup(store, key, {})
     return _stored(store, key)
 
 
