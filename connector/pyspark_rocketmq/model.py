@@ -238,8 +238,8 @@ Millis = Annotated[int, "milliseconds since the epoch"]
 class MessageExt(NamedTuple):
     """A message as a broker stored it; a tuple, because millions of them are created.
 
-    ``message_queue`` and ``queue_offset`` are its only unique key: all messages of one producer batch show
-    the same ``msg_id``.
+    ``message_queue`` and ``queue_offset`` are its only unique key: the messages of a batch of Java's producer
+    share one ``msg_id``.
     """
 
     # All fields but the last declare the columns of a message: names, order and types.

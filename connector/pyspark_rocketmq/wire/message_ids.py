@@ -1,6 +1,6 @@
 """Message ids: where a message is stored (offset id) and who created it (unique key), both upper-case hex.
 
-Neither of the two identifies a delivered message: all messages of one producer batch have the same unique
+Neither of the two identifies a delivered message: the messages of a batch of Java's producer share a unique
 key, and a retried message gets a new offset id.
 """
 
