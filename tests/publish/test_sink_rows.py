@@ -132,7 +132,7 @@ def test_all_problems_of_the_columns_are_reported_at_once() -> None:
         ({"properties": '{"region": ""}'}, "has an empty name or value at 'region'"),
         ({"properties": '{"": "eu"}'}, "has an empty name or value at ''"),
         ({"properties": '{"a": "1", "UNIQ_KEY": "2"}'}, "has the property 'UNIQ_KEY', which clients and"),
-        ({"delayLevel": "-1"}, "is not between"),
+        ({"delayLevel": "-1"}, "is not 0 or more"),
         ({"compressionType": "gzip"}, "is none of none, zlib, lz4, zstd"),
         ({"batchBytes": str(2**23)}, "is not between"),
         ({"accessKey": "a"}, "'accessKey' needs 'secretKey'"),

@@ -127,8 +127,8 @@ def test_a_damaged_frame_is_described(
     ("framing", "after_id", "found"),
     [
         ("confluent", b"", "cut off"),
-        ("confluent", b"\x04\x02", "2 indexes of a message type cannot be"),
-        ("confluent", b"\x03abc", "-2 indexes"),
+        ("confluent", b"\x04\x02", "claims 2 entries, but 1 bytes are left"),
+        ("confluent", b"\x03abc", "claims -2 entries"),
         ("confluent", b"\x02\x01", "index -1"),
         ("confluent", b"\x80\x80\x80\x80\x80\x01", "longer than 5 bytes"),
         ("confluent", indexes(1, 300)[:-1] + b"\xff", "cut off"),
