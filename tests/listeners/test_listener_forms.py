@@ -237,6 +237,53 @@ def test_two_consumers_do_not_share_an_opened_listener() -> None:
     assert EVENTS == [("open", "one"), ("open", "other")]
 
 
+def test_an_object_is_open_as_long_as_one_of_its_queries_uses_it() -> None:
+    """A listener given as module:object is one object for all queries, and for a query that starts again."""
+    listener, context = Recording(), ListenerContext("billing")
+
+    def used(key: str, idle_s: float) -> None:
+        with lease_of_opened(key, listener, context, idle_s) as call:
+            assert call([message_at(1)], ConsumeOrderlyContext([message_at(1)], OUTPUT)) is SUCCESS
+
+    used("first start", 0.01)
+    with lease_of_opened("second start", listener, context, idle_s=0.01):
+        wait_until(lambda: "first start" not in opened_listeners._opened, reason="the first start's end")
+        used("second start", 3600)
+        assert EVENTS == [("open", "billing")]
+    wait_until(lambda: EVENTS[-1] == "close", reason="the idle listener's end")
+    used("third start", 3600)
+    assert EVENTS == [("open", "billing"), "close", ("open", "billing")]
+
+
+def test_an_object_that_two_queries_need_at_the_same_time_is_opened_by_one_of_them() -> None:
+    class Slow(Recording):
+        def open(self, context: ListenerContext) -> None:
+            wait_until(lambda: len(opened_listeners._opened) == 2, reason="the other query")
+            super().open(context)
+
+    listener, context = Slow(), ListenerContext("billing")
+
+    def use(key: str) -> None:
+        with lease_of_opened(key, listener, context) as call:
+            assert call([message_at(1)], ConsumeOrderlyContext([message_at(1)], OUTPUT)) is SUCCESS
+
+    with ThreadPoolExecutor(2) as queries:
+        for done in [queries.submit(use, "one"), queries.submit(use, "other")]:
+            done.result(PATIENCE_S)
+    assert EVENTS == [("open", "billing")]
+
+
+def test_an_object_that_two_queries_use_is_closed_once_at_the_process_s_end() -> None:
+    listener, context = Recording(), ListenerContext("billing")
+    for key in ("one", "other"):
+        with lease_of_opened(key, listener, context):
+            pass
+
+    opened_listeners._close_all()
+
+    assert EVENTS == [("open", "billing"), "close"]
+
+
 def test_an_idle_listener_is_closed_and_opened_again_when_needed() -> None:
     """Spark ends an idle worker without letting it finish anything, so it is closed before that."""
     context = ListenerContext("billing")
@@ -636,5 +683,5 @@ def test_an_object_is_opened_again_only_when_its_close_has_ended() -> None:
     wait_until(lambda: "closing" in done, reason="the idle listener is being closed")
     threading.Timer(0.2, may_end.set).start()
 
-    with lease_of_opened("slow", listener, context):
+    with lease_of_opened("slow", listener, context), lease_of_opened("other", listener, context):
         assert done == ["opened", "closing", "closed", "opened"]

@@ -52,7 +52,7 @@ Call = Callable[[Sequence[MessageExt], Any], Any]
 """A listener as engines call it, with messages and their context."""
 
 _opened: dict[str, _Opened] = {}
-_closings: dict[str, threading.Event] = {}
+_closings: dict[str, tuple[_Opened, threading.Event]] = {}
 """Idle listeners that are being closed; the event is set when ``close`` has ended."""
 _guard = threading.Lock()
 """Lock of ``_opened``, its values and ``_closings``; never held while a listener's code runs."""
@@ -67,9 +67,17 @@ class ListenerContext:
 
 
 class _Opened:
-    """A listener that is opening, in use, or idle."""
+    """A listener that is opening, in use, or idle.
 
-    def __init__(self) -> None:
+    Several queries may use one object, for example if it is given as ``module:name``. Each has an
+    :class:`_Opened` of its own; the first of them opens the object, and the last one closes it.
+    """
+
+    def __init__(self, given: Any, first: _Opened | None) -> None:
+        self.given = given
+        """The user's object or class."""
+        self.opened_elsewhere = None if first is None else first.listener
+        """The ``listener`` of the query that opens the same object; None if this one does."""
         self.listener: Future[Any] = Future()
         """Done when the listener is open, or could not be opened; other users wait for that, without a
         time-out."""
@@ -87,9 +95,9 @@ def lease_of_opened(
     ``idle_s`` seconds. If ``open`` fails, a :class:`FailedListener` is yielded. Its calls fail, so the queues
     are suspended, and the next borrower tries ``open`` again.
     """
-    opened, is_new = _take(key)
+    opened, is_new = _take(key, listener)
     if is_new:
-        _open(key, opened, listener, context)
+        _open(key, opened, context)
     try:
         call = opened.listener.result().consume_message
     except Exception as error:  # noqa: BLE001 - its calls raise it
@@ -101,26 +109,35 @@ def lease_of_opened(
         _give_back(key, opened, idle_s)
 
 
-def _take(key: str) -> tuple[_Opened, bool]:
+def _take(key: str, listener: Any) -> tuple[_Opened, bool]:
     """Add a user of the listener ``key``; return its ``_Opened``, and whether this user must open it."""
     with _guard:
         found = _opened.get(key)
-        opened = _opened[key] = found or _Opened()
+        opened = _opened[key] = found or _Opened(listener, _entry_of(listener))
         opened.users += 1
         if opened.closing is not None:
             opened.closing.cancel()
         return opened, found is None
 
 
-def _open(key: str, opened: _Opened, listener: Any, context: ListenerContext) -> None:
+def _entry_of(listener: Any) -> _Opened | None:
+    """Return an entry of the object ``listener``; None if there is none, or if it is a class."""
+    if isinstance(listener, type):
+        return None
+    return next((opened for opened in _opened.values() if opened.given is listener), None)
+
+
+def _open(key: str, opened: _Opened, context: ListenerContext) -> None:
     """Open the listener for all users that wait for it; after a failure, the next new user tries again.
 
     Each user gets a failure when it asks for the listener. This function itself raises only errors that end
     the process.
     """
     try:
-        made = listener() if isinstance(listener, type) else _once_closed(key, listener)
-        if hasattr(made, "open"):
+        made = opened.given() if isinstance(opened.given, type) else _once_closed(key, opened.given)
+        if opened.opened_elsewhere is not None:
+            opened.opened_elsewhere.result()
+        elif hasattr(made, "open"):
             _call(partial(made.open, context), _OPEN_S)
     except BaseException as error:
         with _guard:
@@ -138,11 +155,17 @@ def _once_closed(key: str, listener: Any) -> Any:
     A ``close`` that still runs could undo what the next ``open`` of the same object does.
     """
     with _guard:
-        closing = _closings.get(key)
-    if closing is not None and not closing.wait(_CLOSE_S):
-        logger.warning(
-            "listener is opened although its close() has not ended in time type=%s", type(listener).__name__
-        )
+        closings = [
+            ended
+            for closed_key, (closed, ended) in _closings.items()
+            if closed_key == key or closed.given is listener
+        ]
+    for ended in closings:
+        if not ended.wait(_CLOSE_S):
+            logger.warning(
+                "listener is opened although its close() has not ended in time type=%s",
+                type(listener).__name__,
+            )
     return listener
 
 
@@ -163,14 +186,16 @@ def _close_if_idle(key: str, opened: _Opened) -> None:
         if opened.users or threading.current_thread() is not opened.closing:
             return
         _opened.pop(key, None)
-        closed = _closings[key] = threading.Event()
+        if _entry_of(opened.given) is not None:
+            return
+        closing = _closings[key] = opened, threading.Event()
     try:
         _close(opened)
     finally:
         with _guard:
-            if _closings.get(key) is closed:
+            if _closings.get(key) is closing:
                 del _closings[key]
-        closed.set()
+        closing[1].set()
 
 
 def _close(opened: _Opened) -> None:
@@ -186,9 +211,9 @@ def _close(opened: _Opened) -> None:
 @atexit.register
 def _close_all() -> None:
     with _guard:
-        left = [opened for opened in _opened.values() if opened.listener.done()]
+        left = {id(opened.listener.result()): opened for opened in _opened.values() if opened.listener.done()}
         _opened.clear()
-    for opened in left:
+    for opened in left.values():
         _close(opened)
 
 
