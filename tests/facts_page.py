@@ -46,7 +46,12 @@ def page(texts: Mapping[str, Any], tests: Mapping[int, Sequence[str]]) -> str:
     """The whole page."""
     lines = [texts["head"].strip(), ""]
     for part in texts["part"]:
-        lines += [f"## {part['title']}", "", "| | the program sends | here | tests |", "|---|---|---|---|"]
+        lines += [
+            f"## {part['title']}",
+            "",
+            "| | what happens | what this package does | tests |",
+            "|---|---|---|---|",
+        ]
         lines += [
             f"| {number} | {fact} | {here} | {_links(tests[int(number)])} |"
             for number, (fact, here) in part["facts"].items()
