@@ -35,6 +35,10 @@ def test_a_recorded_checkpoint_is_gone_on_from(topics: Topics) -> None:
     assert stream.next_offsets() == {queue_of(topic): [3, 4], queue_of(topic, 1): [2, 3]}
 
 
+OF_A_GROUP = '{"v": 1, "seq": 1, "plan": {"orders": {"a": {"0": {"from": 0, "to": 1, "epoch": 3}}}}}'
+"""Only the queues that had new messages: a plain stream would read all others from their first message."""
+
+
 @pytest.mark.parametrize(
     ("text", "sentence"),
     [
@@ -46,6 +50,8 @@ def test_a_recorded_checkpoint_is_gone_on_from(topics: Topics) -> None:
         ('"v"', "is another query's"),
         ('{"v": 1, "seq": 1, "plan": {"orders": {"broker-a": {"0": {"from": 1}}}}}', "is damaged"),
         ('{"v": 1, "seq": 1, "plan": []}', "is damaged"),
+        (OF_A_GROUP, "is a consumer group's: .* Take a new folder"),
+        ('{"v": 3, "seq": 1, "for_s": 300, "live": {}}', "is a consumer group's"),
     ],
 )
 def test_a_checkpoint_that_cannot_be_gone_on_from_is_refused(

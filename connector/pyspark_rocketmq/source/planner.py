@@ -34,7 +34,7 @@ from pyspark_rocketmq.consume.positions import (
 )
 from pyspark_rocketmq.consume.slave_reads import has_range
 from pyspark_rocketmq.display import peer_text
-from pyspark_rocketmq.errors import RocketMQError, TopicDeleted, TopicNotFound
+from pyspark_rocketmq.errors import OffsetError, RocketMQError, TopicDeleted, TopicNotFound
 from pyspark_rocketmq.model import MessageQueue, QueueBounds, QueueRange, QueueState
 from pyspark_rocketmq.options.positions import EARLIEST
 from pyspark_rocketmq.options.read import ReadOptions
@@ -45,7 +45,13 @@ from pyspark_rocketmq.source.first_contact import at_first_contact
 from pyspark_rocketmq.source.message_sizes import MessageSizes
 from pyspark_rocketmq.source.progress import ProgressSource
 from pyspark_rocketmq.source.queue_generations import CheckpointGenerations
-from pyspark_rocketmq.source.ranges import Offset, offset_to_plan, plan_to_offset, stored_then_of
+from pyspark_rocketmq.source.ranges import (
+    Offset,
+    is_open_plan,
+    offset_to_plan,
+    plan_to_offset,
+    stored_then_of,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -568,9 +574,24 @@ class MicroBatchPlanner:
         return patience or self._patience()
 
     def plan_of(self, offset: Offset) -> tuple[int, tuple[QueueRange, ...]]:
-        """Return sequence number and ranges of an offset, without parsing the newest one again."""
+        """Return sequence number and ranges of an offset, without parsing the newest one again.
+
+        Raises:
+            OffsetError: If the offset cannot be used, or a plain stream gets the offset of a consumer group.
+        """
         known_offset, plan = self._known
-        return plan if offset == known_offset else offset_to_plan(offset)
+        if offset == known_offset:
+            return plan
+        number, ranges = offset_to_plan(offset)
+        # A group's plan has only queues with new messages, and may be open.
+        is_of_group = is_open_plan(offset) or any(each.state.epoch for each in ranges)
+        if is_of_group and self._progress.begins_in_checkpoint:
+            raise OffsetError(
+                "The query's checkpoint (option checkpointLocation) is a consumer group's: its offsets lack "
+                "the positions of some queues, so a stream without PushConsumer cannot go on from them. "
+                "Take a new folder, and set with startingOffsets where to begin."
+            )
+        return number, ranges
 
     def _plan(self, snapshot: Snapshot, progress: Mapping[MessageQueue, QueueState]) -> Plan:
         bounds = {queue: snapshot.bounds_of(queue) for queue in progress}

@@ -354,6 +354,11 @@ def is_plan(offset: object) -> bool:
     return isinstance(offset, Mapping) and "v" in offset and "seq" in offset
 
 
+def is_open_plan(offset: Mapping[str, Any]) -> bool:
+    """Return whether a plan in Spark's offset has open ranges, for a batch in real time."""
+    return bool(offset["v"] == _OPEN_VERSION)
+
+
 def offset_to_plan(offset: Mapping[str, Any]) -> tuple[int, tuple[QueueRange, ...]]:
     """Return the plan in Spark's offset: its sequence number, and its ranges sorted by queue.
 
