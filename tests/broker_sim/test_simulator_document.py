@@ -27,11 +27,11 @@ def test_the_example_is_ten_lines_and_runs() -> None:
 
 
 def test_every_test_the_document_names_exists() -> None:
-    named = set(re.findall(r"`(test_\w+\.py)::(test_\w+)`", _TEXT))
+    named = set(re.findall(r"`(\w+/test_\w+\.py)::(test_\w+)`", _TEXT))
     assert len(named) > 20
     written = {
-        (path.name, name)
-        for path in (_ROOT / "tests").rglob("test_*.py")
+        (f"{path.parent.name}/{path.name}", name)
+        for path in (_ROOT / "tests").glob("*/test_*.py")
         for name in re.findall(r"^\s*def (test_\w+)", path.read_text(encoding="utf-8"), re.MULTILINE)
     }
     assert named - written == set()
@@ -43,7 +43,7 @@ def test_every_row_names_a_test_or_an_issue(heading: str) -> None:
     section = _TEXT.split(f"## {heading}\n")[1].split("\n## ")[0]
     _, table = section.split("|---|", 1)
     rows = [line.strip("| ").split(" | ") for line in table.splitlines() if line.startswith("| ")]
-    proof = re.compile(r"`test_\w+\.py::test_\w+`|[\w-]+ #\d+")
+    proof = re.compile(r"`\w+/test_\w+\.py::test_\w+`|[\w-]+ #\d+")
     assert len(rows) >= 8
     assert [row[0] for row in rows if not proof.search(row[-1])] == []
 
