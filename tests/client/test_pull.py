@@ -151,6 +151,33 @@ def test_a_failure_of_the_channel_is_passed_on() -> None:
 
 
 @pytest.mark.parametrize(
+    ("code", "remark", "asked", "reset", "first"),
+    [
+        pytest.param(21, "OFFSET_RESET", 20, 49, 10, id="a reset"),
+        pytest.param(21, "OFFSET_RESET", 5, 49, 10, id="a reset of an offset that has expired"),
+        pytest.param(21, "OFFSET_TOO_SMALL", 20, None, 49, id="tiered storage, which begins later"),
+        pytest.param(21, "OFFSET_TOO_SMALL", 5, None, 49, id="expired"),
+        pytest.param(21, "OFFSET_OVERFLOW_BADLY", 120, None, 10, id="behind the end"),
+        pytest.param(21, None, 20, 49, 10, id="a reset, without a remark"),
+        pytest.param(21, None, 5, None, 49, id="expired, without a remark"),
+        pytest.param(0, "FOUND", 20, None, 10, id="messages"),
+    ],
+)
+def test_only_a_reset_is_taken_for_one(
+    code: int, remark: str | None, asked: int, reset: int | None, first: int
+) -> None:
+    """F5: tiered storage also moves offsets that are within the queue's bounds."""
+    fields = {"suggestWhichBrokerId": "0", "nextBeginOffset": "49", "minOffset": "10", "maxOffset": "99"}
+    told = RemotingCommand(code=code, flag=1, ext_fields=fields, remark=remark)
+
+    result = pull_result(REQUEST, told, "b:1")
+
+    assert isinstance(result, PullResult)
+    assert result.reset_from(asked) == reset
+    assert result.first_from(asked) == first
+
+
+@pytest.mark.parametrize(
     ("code", "remark", "is_scanned"),
     [
         (20, "NO_MATCHED_MESSAGE", True),

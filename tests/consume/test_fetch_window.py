@@ -581,6 +581,68 @@ def test_a_gap_is_passed_and_reported_once_or_is_an_error() -> None:
     assert len(told) == 1
 
 
+@pytest.mark.parametrize("is_group_read", [True, False])
+@pytest.mark.parametrize("fails", [True, False])
+@pytest.mark.parametrize(
+    ("status", "remark", "is_repeated"),
+    [
+        pytest.param(PullStatus.NO_MATCHED_MSG, "MESSAGE_WAS_REMOVING", True, id="a file of the log"),
+        pytest.param(PullStatus.NO_NEW_MSG, "OFFSET_FOUND_NULL", True, id="a file of the queue"),
+        pytest.param(PullStatus.OFFSET_ILLEGAL, "OFFSET_TOO_SMALL", False, id="tiered storage"),
+    ],
+)
+def test_offsets_that_a_broker_reports_to_be_gone_within_the_queue_are_a_gap(
+    status: PullStatus, remark: str, is_repeated: bool, fails: bool, is_group_read: bool
+) -> None:
+    """F4: under a filter, nothing else would show it. An answer that may pass is asked for again first."""
+    gone = PullResult(status, 24, 0, 1000, 0, b"", remark)
+    pulls = window(
+        0, 100, segment=100, fail_on_data_loss=fails, is_group_read=is_group_read, retry_timeout_s=1.0
+    )
+
+    for now_s in (0.0, 1.0) if is_repeated else (0.0,):
+        assert pulls.failure is None
+        assert not pulls.skipped
+        (task,) = pulls.tasks(1, now_s)
+        pulls.answered(task, gone, now_s)
+        pulls.settle(now_s)
+
+    if fails:
+        assert isinstance(pulls.failure, MessagesExpired)
+        assert (pulls.failure.wanted, pulls.failure.available) == (0, "24 (inclusive) to 1000 (exclusive)")
+    else:
+        assert pulls.failure is None
+        assert pulls.skipped == range(24)
+        assert [task.queue_offset for task in pulls.tasks(1, 2.0)] == [24]
+
+
+def test_a_hole_is_a_gap_at_once_where_no_pull_is_repeated() -> None:
+    """F4: with retryTimeoutMs=0, a group would plan the same range again for ever."""
+    pulls = window(0, 100, segment=100, fail_on_data_loss=True, is_group_read=True, retry_timeout_s=0.0)
+
+    (task,) = pulls.tasks(1, 0.0)
+    gone = PullResult(PullStatus.NO_NEW_MSG, 24, 0, 1000, 0, b"", "OFFSET_FOUND_NULL")
+    pulls.answered(task, gone, 0.0)
+    pulls.settle(0.0)
+
+    assert isinstance(pulls.failure, MessagesExpired)
+
+
+@pytest.mark.parametrize("next_begin_offset", [0, 1001], ids=["another kind of queue", "no later file"])
+def test_an_empty_place_of_a_queue_without_a_later_one_may_be_read_later(next_begin_offset: int) -> None:
+    """F4: RocksDB's queues answer 0; nothing is known to be gone."""
+    pulls = window(0, 100, segment=100, fail_on_data_loss=False, retry_timeout_s=1.0)
+
+    for now_s in (0.0, 1.0):
+        (task,) = pulls.tasks(1, now_s)
+        empty = PullResult(PullStatus.NO_NEW_MSG, next_begin_offset, 0, 1000, 0, b"", "OFFSET_FOUND_NULL")
+        pulls.answered(task, empty, now_s)
+        pulls.settle(now_s)
+
+    assert isinstance(pulls.failure, SystemBusy)
+    assert not pulls.skipped
+
+
 @pytest.mark.parametrize("end", [6, 0], ids=["shorter", "empty"])
 @pytest.mark.parametrize("fails", [True, False])
 def test_a_log_that_still_ends_within_the_range_after_the_patience_has_lost_its_tail(

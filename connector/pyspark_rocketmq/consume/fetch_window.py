@@ -237,8 +237,8 @@ class RangeWindow:
         """Errors since the last ``settle``."""
         self._gives_up_at_s: float | None = None
         """When the range fails if errors go on; None if no pull has failed since the last success."""
-        self._has_ended_short = False
-        """Whether a pull was answered at the queue's end, since the last success."""
+        self._has_shown_loss = False
+        """Whether an answer has shown a loss since the last success."""
         self._is_quiet_until_s = 0.0
         """Time until which an error is not logged if errors go on although ``retry_timeout_s`` is over."""
         self._handed_out = of.pulled_from
@@ -378,36 +378,40 @@ class RangeWindow:
             self.lost(task, None, now_s)
         elif self._of.is_slave:
             self.lost(task, self._not_at_slave(asked, outcome), now_s)
-        elif self._has_lost_tail(asked, outcome, now_s):
+        elif self._is_lost(asked, outcome, now_s):
             self._meet_gap(task, outcome, now_s)
         elif outcome.status is not PullStatus.OFFSET_ILLEGAL:
-            self._has_ended_short |= self._is_at_end(asked, outcome)
+            self._has_shown_loss |= self._shows_loss(asked, outcome)
             self.lost(task, self._nothing_there(asked, outcome), now_s)
         else:
             self._offset_moved(task, outcome, now_s)
 
-    def _has_lost_tail(self, asked: int, outcome: PullResult, now_s: float) -> bool:
-        """Return whether the queue ends within the range for good.
+    def _is_lost(self, asked: int, outcome: PullResult, now_s: float) -> bool:
+        """Return whether the message at ``asked`` is lost for good.
 
-        It does if an earlier answer showed this end, the time for repeated pulls is over (``settle``), and
-        the present answer shows it again. One such answer is not enough: the time may have passed with other
-        errors. For a group the result is always False: the range fails, and the next plan finds the
-        loss.
+        It is if an earlier answer showed a loss, the time for repeated pulls is over (``settle``), and the
+        present answer shows it again. One such answer is not enough: the time may have passed with other
+        errors. Without any time for repeated pulls, one answer that reports a hole is enough.
         """
+        if outcome.reports_hole(asked) and not self._settings.retry_timeout_s:
+            return True
         gives_up_at_s = self._gives_up_at_s
-        is_over = self._has_ended_short and gives_up_at_s is not None and now_s >= gives_up_at_s
-        return self._is_at_end(asked, outcome) and is_over and not self._settings.is_group_read
+        is_over = self._has_shown_loss and gives_up_at_s is not None and now_s >= gives_up_at_s
+        return is_over and self._shows_loss(asked, outcome)
 
-    @staticmethod
-    def _is_at_end(asked: int, outcome: PullResult) -> bool:
-        """Return whether the queue ended at the requested offset ``asked``, or before it.
+    def _shows_loss(self, asked: int, outcome: PullResult) -> bool:
+        """Return whether the queue has a hole at ``asked``, or ended there or before.
 
-        A broker answers such a pull with NO_NEW_MSG, whatever the queue had before.
+        A broker answers a pull at the end with NO_NEW_MSG, whatever the queue had before. For a group, an end
+        within the range is no loss yet: the range fails, and the next plan finds the loss.
         """
-        return outcome.status is PullStatus.NO_NEW_MSG and asked >= outcome.max_offset
+        is_at_end = outcome.status is PullStatus.NO_NEW_MSG and asked >= outcome.max_offset
+        return outcome.reports_hole(asked) or (is_at_end and not self._settings.is_group_read)
 
     def _passes_over(self, task: PullTask, outcome: PullResult) -> bool:
         """Return whether an answer without messages means that no message below its next offset matches."""
+        if outcome.reports_hole(task.queue_offset):
+            return False
         return outcome.scanned_in_vain or (
             outcome.status is PullStatus.NO_MATCHED_MSG and self._is_to_master(task)
         )
@@ -435,7 +439,7 @@ class RangeWindow:
     def _wait_on(self, task: PullTask, outcome: PullResult, now_s: float) -> None:
         self.segments.lost(task.segment_id)
         self.bounds = outcome.min_offset, outcome.max_offset
-        self._gives_up_at_s, self._has_ended_short = None, False
+        self._gives_up_at_s, self._has_shown_loss = None, False
         if task.broker_id != MASTER_ID and self._replica.ended(now_s):
             return
         if task.is_held and now_s - task.sent_at_s < _LEAST_HELD_S:
@@ -567,7 +571,7 @@ class RangeWindow:
             self.answers += 1
             self.answered_after_s += now_s - task.sent_at_s
         self.bounds = result.min_offset, result.max_offset
-        self._gives_up_at_s, self._has_ended_short = None, False
+        self._gives_up_at_s, self._has_shown_loss = None, False
         self._pause_s, self._has_met_reset = _FIRST_PAUSE_S, False
         if result.suggest_which_broker_id != task.broker_id or self._settings.prefers_replica:
             self._replica.suggested(task.broker_id, result.suggest_which_broker_id, now_s)
@@ -654,10 +658,11 @@ class RangeWindow:
         queue has become shorter, the range ends. See row F4 of ``docs/semantics.md``.
         """
         planned, asked, address = self._of.planned, task.queue_offset, self._of.address
-        available = f"{result.min_offset} (inclusive) to {result.max_offset} (exclusive)"
+        first = result.first_from(asked)
+        available = f"{first} (inclusive) to {result.max_offset} (exclusive)"
         is_ahead = result.next_begin_offset > asked
         if self._settings.fail_on_data_loss:
-            kind = MessagesExpired if asked < result.min_offset else LogTailLost
+            kind = MessagesExpired if asked < first else LogTailLost
             self.lost(task, kind(f"{planned.queue} at {address}", asked, available), now_s)
         elif is_ahead:
             self._skip(task, min(result.next_begin_offset, planned.end), available)

@@ -220,7 +220,7 @@ def stored_ms_at(
 
 def found_in(pulled: PullResult, queue: MessageQueue, offset: int) -> Found:
     """Return what the answer to a pull from ``offset`` shows about that offset."""
-    bounds = QueueBounds(pulled.min_offset, pulled.max_offset)
+    bounds = QueueBounds(pulled.first_from(offset), pulled.max_offset)
     if pulled.status is PullStatus.FOUND:
         return Found(bounds, _message_at(queue, offset, pulled.body))
     return Found(bounds, None, pulled.reset_from(offset))

@@ -64,6 +64,11 @@ class PullStatus(IntEnum):
     ``next_begin_offset``."""
 
 
+_WAS_RESET: Final = "OFFSET_RESET"
+_HOLES: Final = frozenset(
+    {(PullStatus.NO_MATCHED_MSG, "MESSAGE_WAS_REMOVING"), (PullStatus.NO_NEW_MSG, "OFFSET_FOUND_NULL")}
+)
+
 _STATUSES: Final[Mapping[int, PullStatus]] = {int(status): status for status in PullStatus}
 
 
@@ -175,10 +180,35 @@ class PullResult(NamedTuple):
         """Return the offset to which an operator has reset the group in this queue; None without a reset.
 
         ``asked`` is the offset that was pulled from. A broker reports a reset only once, in place of
-        messages.
+        messages. The offset shows a reset only if there is no remark: tiered storage may lack an offset that
+        is within the queue's bounds, because its ``min_offset`` is that of the local storage.
+
+        Source: ``PullMessageProcessor.composeResponseHeader``, ``TieredMessageStore.getMessageAsync``.
         """
         is_there = self.min_offset <= asked <= self.max_offset
-        return self.next_begin_offset if self.status is PullStatus.OFFSET_ILLEGAL and is_there else None
+        is_reset = self.remark == _WAS_RESET or (not self.remark and is_there)
+        return self.next_begin_offset if self.status is PullStatus.OFFSET_ILLEGAL and is_reset else None
+
+    def first_from(self, asked: int) -> int:
+        """Return the queue's first offset, as the answer to a pull from ``asked`` shows it.
+
+        It is above ``min_offset`` if tiered storage has expired ``asked``, or the broker has lost it.
+        """
+        has_expired = self.status is PullStatus.OFFSET_ILLEGAL and self.reset_from(asked) is None
+        is_ahead = self.next_begin_offset > asked
+        is_gone = is_ahead and (has_expired or self.reports_hole(asked))
+        return max(self.min_offset, self.next_begin_offset) if is_gone else self.min_offset
+
+    def reports_hole(self, asked: int) -> bool:
+        """Return whether the broker lacks messages from ``asked`` on although they are within the queue.
+
+        A file of its commit log or of the queue is missing. This may pass: the answer is the same while a
+        broker exchanges files.
+
+        Source: RocketMQ 5.3.3 ``DefaultMessageStore.getMessage``.
+        """
+        is_ahead = asked < self.next_begin_offset <= self.max_offset
+        return is_ahead and (self.status, self.remark) in _HOLES
 
 
 def pull_result(
