@@ -43,10 +43,21 @@ class FakeLog(MessageLookup):
         self.looks: list[dict[MessageQueue, int]] = []
         self.slaves: set[str] = set()
         """Brokers that are slaves, although routes name them as masters."""
+        self.tiered_end: int | None = None
+        """End that answers show below the local storage's messages, as those of tiered storage do."""
 
     def bounds(self, queue: MessageQueue) -> tuple[int, int]:
         first = self.first.get(queue, 0)
         return first, first + len(self.stored[queue])
+
+    def shown_bounds(self, queue: MessageQueue) -> QueueBounds:
+        first, end = self.bounds(queue)
+        return QueueBounds(first, end if self.tiered_end is None else min(end, self.tiered_end))
+
+    def end_now(self, queue: MessageQueue, address: BrokerAddress) -> int:
+        if self.failure is not None:
+            raise self.failure
+        return self.bounds(queue)[1]
 
     def message(self, queue: MessageQueue, offset: int) -> LastMessage | None:
         first, end = self.bounds(queue)
@@ -63,7 +74,7 @@ class FakeLog(MessageLookup):
         return {
             queue: failures.get(queue)
             or Found(
-                QueueBounds(*self.bounds(queue)),
+                self.shown_bounds(queue),
                 None if queue in told else self.message(queue, offset),
                 told.get(queue),
             )
@@ -223,6 +234,51 @@ def test_it_is_found_when_the_topic_was_out_of_sight_for_a_moment() -> None:
 
     assert scenario.next() == [(A0, 0, 4)]
     assert scenario.generations() == {A0: 1, A1: 0}
+
+
+def passed_over_to(end: int, last: int, **options: Any) -> Scenario:
+    """A group that has filtered out what follows the message at ``last``, and whose log is in tiered storage.
+
+    Answers from there show an end that lags behind the queue's.
+    """
+    scenario = Scenario({A0: list(range(1, end + 1))}, **options)
+    scenario.next()
+    newest = scenario.log.message(A0, last)
+    assert newest is not None
+    assert scenario.planning.commit(A0, end, last_message=RememberedMessages.of(newest), is_shown=True)
+    scenario.restart()
+    scenario.log.tiered_end = last + 1
+    return scenario
+
+
+@pytest.mark.parametrize("fails", ["true", "false"])
+def test_an_end_that_only_an_answer_from_tiered_storage_shows_is_no_loss(fails: str) -> None:
+    """F4: the statistics of the same plan, and the broker when it is asked, have the position."""
+    scenario = passed_over_to(6, last=2, failOnDataLoss=fails)
+
+    assert scenario.next() is None
+    scenario.log.stored[A0].append(7)
+    assert scenario.next() == [(A0, 6, 7)]
+    assert scenario.generations() == {A0: 0}
+
+
+def test_a_log_that_is_shorter_by_all_witnesses_has_lost_its_tail() -> None:
+    """F4: the statistics were read just before the log was cut off."""
+    scenario = passed_over_to(6, last=2)
+    scenario.planning.view.bounds[A0] = (0, 6)
+    del scenario.log.stored[A0][4:]
+
+    with pytest.raises(LogTailLost, match="offset 6 was wanted"):
+        scenario.planning.next()
+
+
+def test_another_look_into_tiered_storage_does_not_hold_a_changed_log_up() -> None:
+    """F4: it shows an end that is lower than the one that the broker has reported."""
+    scenario = passed_over_to(6, last=2, failOnDataLoss="false")
+    scenario.log.stored[A0] = [1, 2, 103, 104, 105, 106, 107]
+
+    assert scenario.next() == [(A0, 2, 7)]
+    assert scenario.generations() == {A0: 1}
 
 
 @pytest.mark.parametrize("fails", ["true", "false"])

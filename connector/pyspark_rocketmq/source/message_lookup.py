@@ -92,6 +92,30 @@ class MessageLookup:
         self._rests.note(outcomes, self._clock.monotonic_s())
         return {**resting, **outcomes}
 
+    def end_now(self, queue: MessageQueue, address: BrokerAddress) -> int:
+        """Return the end of a queue (exclusive), as its broker reports it when it is asked for only that.
+
+        The end in the answer to a pull may be lower: in tiered storage it is the end of the tiered files,
+        which lag behind the queue.
+
+        Raises:
+            RocketMQError: If the broker does not answer, or refuses.
+
+        Source: RocketMQ 5.3.3 ``MessageStoreFetcherImpl.getMessageAsync``.
+        """
+        return self._brokers.max_offset(address, queue)
+
+    def with_end_from(self, found: Found, queue: MessageQueue, wanted: int, address: BrokerAddress) -> Found:
+        """Return ``found``; if its end is below ``wanted``, with the end that the broker reports now.
+
+        Raises:
+            RocketMQError: If the broker does not answer, or refuses.
+        """
+        if found.bounds.max_offset >= wanted:
+            return found
+        end = max(found.bounds.max_offset, self.end_now(queue, address))
+        return found._replace(bounds=found.bounds._replace(max_offset=end))
+
     def message_at(
         self, queue: MessageQueue, offset: int, snapshot: Snapshot, bounds: QueueBounds
     ) -> LastMessage | None:
@@ -107,6 +131,7 @@ class MessageLookup:
         if seen.is_reset:
             # A reset is reported only once: the next answer is the message.
             seen = self._seen_at(queue, offset, snapshot)
+        seen = self.with_end_from(seen, queue, bounds.max_offset, snapshot.addresses[queue.broker_name])
         if seen.is_reset or seen.bounds.min_offset > offset or seen.bounds.max_offset < bounds.max_offset:
             raise BrokerOffsetUnavailable(
                 f"{queue}: the queue's offsets changed while they were looked up, to {seen.available}. The "

@@ -158,6 +158,7 @@ class QueueGenerations:
             if standing.last is not None or standing.next_offset != snapshot.bounds[queue].min_offset
         }
         looked = self._lookup.look(places, snapshot.addresses) if places else {}
+        looked = self._with_ends(looked, standings, snapshot)
         found, waiting = sorted_out(looked, has_worked=has_worked)
         reset = {queue for queue, each in found.items() if each.is_reset}
         decided = _each(
@@ -200,6 +201,27 @@ class QueueGenerations:
         }
         self.waiting = waiting
         return {**noted, **begun}
+
+    def _with_ends(
+        self,
+        looked: Mapping[MessageQueue, Found | RocketMQError],
+        standings: Mapping[MessageQueue, Standing],
+        snapshot: Snapshot,
+    ) -> dict[MessageQueue, Found | RocketMQError]:
+        """Return the look-ups, with the broker's own word about an end on which two witnesses disagree.
+
+        They disagree if a position is within the snapshot's bounds, but beyond the end that the look-up
+        shows.
+        """
+
+        def with_end(queue: MessageQueue) -> Found | RocketMQError:
+            seen = looked[queue]
+            wanted = standings[queue].next_offset
+            if isinstance(seen, RocketMQError) or not snapshot.bounds[queue].allow(wanted):
+                return seen
+            return self._lookup.with_end_from(seen, queue, wanted, snapshot.addresses[queue.broker_name])
+
+        return _each(looked, with_end)
 
     def _note_ends(
         self,
