@@ -213,6 +213,17 @@ def _forget() -> Iterator[None]:
     opened_listeners._opened.clear()
 
 
+def test_a_listener_may_have_a_method_of_any_name() -> None:
+    """Only the package's own forms are taken for forms."""
+
+    class Library(Recording):
+        def borrow(self, book: str) -> str:
+            return book
+
+    with form_of(Library(), "billing").borrow() as call:
+        assert call([message_at(1)], ConsumeOrderlyContext([message_at(1)], OUTPUT)) is SUCCESS
+
+
 @pytest.mark.parametrize("listener", [Recording, Recording()], ids=["class", "object"])
 def test_a_listener_with_a_connection_is_opened_once_per_process(listener: object) -> None:
     """Not once per task: each of them gets a pickled copy,
@@ -540,9 +551,24 @@ def with_a_variable() -> Callable[..., None]:
     return listener
 
 
+def with_a_later_variable() -> Callable[..., None]:
+    later: object
+    lock = threading.Lock()
+
+    def listener(messages: Sequence[MessageExt], context: ConsumeOrderlyContext) -> None:
+        with lock:
+            EVENTS.append(later)
+
+    if not EVENTS:
+        return listener
+    later = None
+    return listener
+
+
 @pytest.mark.parametrize(
     ("listener", "named"),
     [
+        (with_a_later_variable(), "its variable 'lock' is a _thread.lock"),
         (with_a_variable(), "its variable 'settings' → entry 'target' → element 1 is a _thread.lock"),
         (Holder(), "its attribute 'connection' is a sqlite3.Connection"),
         (Holder().consume_message, "its object → attribute 'connection' is a sqlite3.Connection"),

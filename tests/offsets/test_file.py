@@ -58,6 +58,15 @@ def main(folder: Path) -> Path:
     return folder / GROUP / "offsets.json"
 
 
+def test_a_key_that_is_too_long_for_a_folder_is_refused_with_advice(tmp_path: Path) -> None:
+    """B3: group and instance name are each short enough, but not the two together."""
+    store = FileOffsetStore(tmp_path / "offsets")
+
+    for call in (store.read, lambda key: store.claim(key, "me", {Q0: 0})):
+        with pytest.raises(OffsetError, match=r"281 characters .* Shorten option consumerGroup"):
+            call(f"{'g' * 180}@{'i' * 100}")
+
+
 @pytest.mark.parametrize(
     "place", ["s3:/lake/offsets", "hdfs:/offsets", "s3://lake/offsets", "hdfs://host/offsets"]
 )

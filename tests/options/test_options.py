@@ -260,6 +260,15 @@ def test_machine_rooms_need_a_member_that_says_where_it_is() -> None:
     assert ReadOptions.parse(nearby | {"instanceName": "east/worker-1"}).instance_name == "east/worker-1"
 
 
+def test_a_member_s_name_may_be_the_full_name_of_a_machine() -> None:
+    """B2: a client's instance name is any text in Java."""
+    name = "west-ip-10-0-0-7.ec2.internal"
+
+    assert ReadOptions.parse(REQUIRED | OF_A_GROUP | {"instanceName": name}).instance_name == name
+    with pytest.raises(OptionError, match=r"topic='a\.b' is not a topic name"):
+        ReadOptions.parse(REQUIRED | {"topic": "a.b"})
+
+
 @pytest.mark.parametrize("name", ["/worker", "east/", "a b", "a/b c"])
 def test_a_room_and_a_name_are_names(name: str) -> None:
     """B2."""

@@ -28,7 +28,7 @@ from contextlib import AbstractContextManager, aclosing, contextmanager, nullcon
 from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
-from typing import Any, Final, NoReturn, Protocol, runtime_checkable
+from typing import Any, Final, NoReturn, Protocol
 from uuid import uuid4
 
 from pyspark_rocketmq.display import masking_logger
@@ -259,7 +259,6 @@ class FailedListener:
         return error
 
 
-@runtime_checkable
 class ListenerForm(Protocol):
     """A listener as it is pickled to the executors."""
 
@@ -291,7 +290,7 @@ class _Origin:
 
 
 def _form(listener: object, origin: _Origin) -> ListenerForm:
-    if isinstance(listener, ListenerForm):
+    if isinstance(listener, Plain | OpenedOnce | ByName):
         return listener
     if isinstance(listener, str):
         return ByName(listener, origin)

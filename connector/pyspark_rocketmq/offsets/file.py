@@ -60,6 +60,8 @@ Version 2 adds ``boundaries``. Earlier releases must refuse it, for the reasons 
 ``offsets.delta_rows``.
 """
 _NAME: Final = "offsets.json"
+_LONGEST_NAME: Final = 255
+"""Maximum number of characters of a folder's name."""
 _KINDS: Final = {"string": (str,), "integer": (int,), "long": (int,), "timestamp": (float, int)}
 _KEPT: Final = tuple(
     (
@@ -257,6 +259,12 @@ class FileOffsetStore(RowOffsetStore):
                 "consumerGroup."
             )
         name = quote(consumer_group, safe=" @")
+        if len(name) > _LONGEST_NAME:
+            raise OffsetError(
+                f"The key of the group's offsets, {consumer_group}, has {len(name)} characters as the name "
+                f"of a folder, and such a name can have {_LONGEST_NAME}. Shorten option consumerGroup, or "
+                "with messageModel=BROADCASTING option instanceName; or use a Delta table as offsetStore."
+            )
         # "." and ".." would name other folders, and quote() does not escape dots.
         return self._folder / (name.replace(".", "%2E") if name in (".", "..") else name) / _NAME
 

@@ -229,8 +229,10 @@ def namespace_name(text: str) -> str:
     return name
 
 
-def resource_name(kind: str, max_length: int) -> Parser[str]:
+def resource_name(kind: str, max_length: int, *, marks: str = "%|_-") -> Parser[str]:
     """Return a parser of names of topics or groups; ``kind`` names their kind in errors.
+
+    ``marks`` are the characters that are allowed besides letters and digits.
 
     Source: ``Validators.checkTopic``, ``checkGroup``.
     """
@@ -238,9 +240,9 @@ def resource_name(kind: str, max_length: int) -> Parser[str]:
     @parses("string")
     def parse(text: str) -> str:
         name = text_value(text)
-        if not re.fullmatch(r"[%|a-zA-Z0-9_-]+", name):
+        if not re.fullmatch(rf"[a-zA-Z0-9{re.escape(marks)}]+", name):
             raise ValueError(
-                f"is not a {kind} name: only letters, digits and the characters % | _ - are allowed"
+                f"is not a {kind} name: only letters, digits and the characters {' '.join(marks)} are allowed"
             )
         if len(name) > max_length:
             raise ValueError(f"is longer than the {max_length} characters RocketMQ allows for a {kind} name")
@@ -251,9 +253,12 @@ def resource_name(kind: str, max_length: int) -> Parser[str]:
 
 @parses("string")
 def instance_name(text: str) -> str:
-    """Parser of a member's name, optionally after a machine room: ``worker-1``, ``east/worker-1``."""
+    """Parser of a member's name, optionally after a machine room: ``worker-1``, ``east/worker-1``.
+
+    It may have dots, as full names of machines do.
+    """
     room, slash, name = text.strip().rpartition("/")
-    named = resource_name("instance", 100)
+    named = resource_name("member", 100, marks="%|_-.")
     return f"{named(room)}/{named(name)}" if slash else named(name)
 
 

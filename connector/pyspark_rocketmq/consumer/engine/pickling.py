@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import pickle
 from collections.abc import Iterator
 from functools import partial
@@ -99,7 +100,9 @@ def _parts(value: Any) -> Iterator[tuple[str, object]]:
 
 def _parts_of_function(function: FunctionType) -> Iterator[tuple[str, object]]:
     for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
-        yield f"variable '{name}'", cell.cell_contents
+        # A variable that has no value yet leaves an empty cell.
+        with contextlib.suppress(ValueError):
+            yield f"variable '{name}'", cell.cell_contents
     for name in function.__code__.co_names:
         if name in function.__globals__:
             yield f"global '{name}'", function.__globals__[name]
