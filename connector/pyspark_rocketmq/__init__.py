@@ -78,6 +78,7 @@ _ERRORS = (
 _HOME_OF = {
     **dict.fromkeys(_ERRORS, "errors"),
     "ArrowListener": "listeners.arrow_listener",
+    "AsyncSends": "client.producer.async_sends",
     "BatchMetrics": "monitoring.batch_metrics",
     "BatchReport": "commit.pipeline",
     "BodyDecoder": "schemas.decoding",
@@ -85,6 +86,7 @@ _HOME_OF = {
     "ChangeTable": "sinks.change_table.sink",
     "ChangeTables": "sinks.change_table.tables",
     "CommitsGroups": "sinks.base",
+    "CompressionType": "wire.compression",
     "ConnectionSettings": "client.pool",
     "ConsumeConcurrentlyContext": "listeners.context",
     "ConsumeConcurrentlyStatus": "model",
@@ -100,6 +102,7 @@ _HOME_OF = {
     "DeltaOffsetStore": "offsets.delta",
     "DeltaSink": "sinks.delta.sink",
     "FileOffsetStore": "offsets.file",
+    "JavaInteger": "wire.requests.send",
     "LatencyHistogram": "consume.latencies",
     "LeavesOutQueues": "sinks.base",
     "ListenerContext": "listeners.forms",
@@ -153,6 +156,7 @@ _HOME_OF = {
     "reset_to_sink": "commit.recovery",
     "run_listener": "consumer.listener_trial",
     "schema_id": "schemas.columns",
+    "split_batch": "wire.requests.send",
     "storage_options_of_spark": "delta.hadoop_settings",
 }
 
