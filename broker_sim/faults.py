@@ -36,7 +36,10 @@ class DropConnection:
 
 @dataclass(frozen=True, slots=True)
 class Stall:
-    """Read and send nothing more on the connection; it stays open, and members stay members."""
+    """Read and send nothing more on the connection; it stays open.
+
+    A server closes it after 120 s of silence, and its members leave their groups only then.
+    """
 
 
 @dataclass(frozen=True, slots=True)

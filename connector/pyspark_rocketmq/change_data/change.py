@@ -186,7 +186,7 @@ class PassedOver:
     """A message of a known kind that changes nothing: a heartbeat, a tombstone, the mark of a transaction."""
 
     reason: str
-    """A short constant text, which counters use as a name."""
+    """A short constant text."""
 
 
 @dataclass(frozen=True, slots=True)
