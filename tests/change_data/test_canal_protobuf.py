@@ -91,9 +91,7 @@ def test_servers_are_ordered_by_the_reader() -> None:
     line = canal_entries("orders", "DELETE")[0]
 
     assert one(protobuf(line, Rules(servers=(7, 11)))).position[:2] == (0, 2)  # type: ignore[index]
-    assert "the server 11, which the option servers does not name" in reason(
-        protobuf(line, Rules(servers=(7,)))
-    )
+    assert "server 11, which option servers does not name" in reason(protobuf(line, Rules(servers=(7,))))
 
 
 def test_row_before_an_update_is_whole() -> None:
@@ -117,10 +115,10 @@ def test_packet_without_rows_is_passed_over() -> None:
 @pytest.mark.parametrize(
     ("body", "words"),
     [
-        (b'{"type":"INSERT"}', "no packet of Canal"),
-        (b"\x18\x01", "no packet of Canal with messages"),
+        (b'{"type":"INSERT"}', "cannot be read as a packet of Canal"),
+        (b"\x18\x01", "not a packet of Canal with messages"),
         (b"\x18\x07\x20\x02\x2a\x00", "compressed"),
-        (b"\x18\x07\x28\x01", "field 5 is a number"),
+        (b"\x18\x07\x28\x01", "field 5 of a protobuf message in the body is a number"),
     ],
 )
 def test_other_bytes_are_bad(body: bytes, words: str) -> None:

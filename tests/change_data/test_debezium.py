@@ -757,6 +757,6 @@ def test_the_place_where_a_schema_ends_is_found(text: str) -> None:
 )
 def test_a_broken_message_with_a_schema_is_bad(text: str) -> None:
     """K6: half a message gives its reason, as one without a schema does."""
-    assert "the body is no message of Debezium" in reason(
+    assert "the body cannot be read as a message of Debezium" in reason(
         DebeziumJson(Rules()).decode(ChangeMessage(text.encode()))
     )

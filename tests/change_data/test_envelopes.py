@@ -37,7 +37,7 @@ def test_envelope_survives_a_task_boundary(name: str) -> None:
         ("avro", {}, "known are canal, canal-protobuf, debezium, maxwell"),
         ("canal", {}, "source_time_zone is missing"),
         ("canal", {"source_timezone": "UTC"}, "did you mean 'source_time_zone'?"),
-        ("canal", {"source_time_zone": "Asia/Shanghei"}, "is no time zone"),
+        ("canal", {"source_time_zone": "Asia/Shanghei"}, "is not a time zone"),
         ("canal", ZONE | {"zero_dates": "nul"}, "did you mean 'null'?"),
         ("canal", ZONE | {"servers": [1]}, "an option of canal-protobuf and debezium and maxwell, not of"),
         ("canal", ZONE | {"keys": "id"}, "write the columns as a list: ['id']"),

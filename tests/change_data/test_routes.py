@@ -165,8 +165,11 @@ def test_the_salt_is_not_shown() -> None:
     ("routes", "problem"),
     [
         ([], "routes is an empty list; leave it out"),
-        ([TableRoute(source="(")], "no regular expression"),
-        ([TableRoute(target="{shard}/x")], r"has \{shard\}, which is no placeholder; those are database"),
+        ([TableRoute(source="(")], "not a regular expression"),
+        (
+            [TableRoute(target="{shard}/x")],
+            r"has \{shard\}, which is not a placeholder; the placeholders are database",
+        ),
         ([TableRoute(target="/x")], "between single slashes"),
         ([TableRoute(target="_x")], "neither a point nor an underscore"),
         ([TableRoute(target="../x")], "neither a point nor an underscore"),
@@ -174,7 +177,10 @@ def test_the_salt_is_not_shown() -> None:
         ([TableRoute(source="a", target="x"), TableRoute(target="x/{table}")], "one table could be within"),
         ([TableRoute(source="a", target="x"), TableRoute()], "one table could be within"),
         ([TableRoute(source="a", target="1/2/3/x"), TableRoute()], "one table could be within"),
-        ([TableRoute(rename={"a": "x", "b": "y", "c": "X"})], "gives columns the same name X, x; rename one"),
+        (
+            [TableRoute(rename={"a": "x", "b": "y", "c": "X"})],
+            "gives several columns the name X, x; give each another",
+        ),
     ],
 )
 def test_routes_that_cannot_be(routes: list[TableRoute], problem: str) -> None:

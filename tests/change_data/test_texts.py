@@ -182,5 +182,5 @@ def test_times_of_day_are_texts(micros: int, text: str) -> None:
 def test_a_decimal_has_at_most_a_hundred_digits(precision: int | None, point: str) -> None:
     """K6: PostgreSQL's numeric may have 1,000; however the value is written."""
     assert scaled(Decimal("9" * 98 + point), precision, 2) == Decimal("9" * 98)
-    with pytest.raises(Unreadable, match=r"is no decimal of"):
+    with pytest.raises(Unreadable, match=r"is not a decimal of"):
         scaled(Decimal("9" * 99 + point), precision, 2)

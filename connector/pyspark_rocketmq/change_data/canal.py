@@ -107,7 +107,7 @@ class CanalJson:
         try:
             return list(self._changes(_Flat(members)))
         except MALFORMED as fault:
-            return [BadChange(f"the body is no message of Canal: {fault}")]
+            return [BadChange(f"the body cannot be read as a message of Canal: {fault}")]
 
     def _begun(self, number: int, members: Mapping[str, Any] | Decoded, nbytes: int) -> _Run | None:
         """Return a new run with this message as its first; None if it cannot be decoded with others.
@@ -177,10 +177,10 @@ class CanalJson:
     def _shape(self, operation: Operation, table: SourceTable, flat: _Flat) -> _Shape:
         declared = flat.members.get("mysqlType")
         if not isinstance(declared, dict) or not declared:
-            raise Unreadable("the message has no mysqlType, by which its values are read")
+            raise Unreadable("the message has no mysqlType, without which the values of a row cannot be read")
         for name, text in declared.items():
             if not isinstance(text, str):
-                raise Unreadable(f"the mysqlType of column {name} is no text")
+                raise Unreadable(f"the mysqlType of column {name} is not a text")
         columns, types = _columns_of(tuple(declared.items()), self.rules)
         return _Shape(
             operation=operation,
@@ -217,8 +217,8 @@ def _members_of(body: bytes) -> Mapping[str, Any] | Decoded:
     try:
         members = parse(body)
     except MALFORMED as fault:
-        return BadChange(f"the body is no message of Canal: {fault}")
-    return members if isinstance(members, dict) else BadChange("the body is no JSON object")
+        return BadChange(f"the body cannot be read as a message of Canal: {fault}")
+    return members if isinstance(members, dict) else BadChange("the body is not a JSON object")
 
 
 class _Flat(NamedTuple):
@@ -229,7 +229,7 @@ class _Flat(NamedTuple):
     def text(self, name: str) -> str:
         value = self.members.get(name)
         if value is not None and not isinstance(value, str):
-            raise Unreadable(f"its member {name} is no text")
+            raise Unreadable(f"the message's member {name} is not a text")
         return value or ""
 
     def table(self) -> SourceTable | None:
@@ -239,13 +239,13 @@ class _Flat(NamedTuple):
     def rows(self, name: str) -> Sequence[Mapping[str, Any]]:
         rows = self.members.get(name) or []
         if not isinstance(rows, list) or not all(row is None or isinstance(row, dict) for row in rows):
-            raise Unreadable(f"its member {name} is no list of rows")
+            raise Unreadable(f"the message's member {name} is not a list of rows")
         return [row or {} for row in rows]
 
     def names(self, name: str) -> Sequence[str]:
         names = self.members.get(name) or []
         if not isinstance(names, list) or not all(isinstance(each, str) for each in names):
-            raise Unreadable(f"its member {name} is no list of names")
+            raise Unreadable(f"the message's member {name} is not a list of names")
         return names
 
     def position(self) -> Position | None:
@@ -306,7 +306,7 @@ def _texts(row: Mapping[str, Any]) -> Iterable[tuple[str, str | None]]:
     for name, value in row.items():
         if value is not None and not isinstance(value, str):
             raise Unreadable(
-                f"the value of column {name} is no text; Canal writes each value as text or null"
+                f"the value of column {name} is not a text; Canal writes each value as text or null"
             )
     return row.items()
 

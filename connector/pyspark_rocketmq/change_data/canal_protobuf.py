@@ -90,7 +90,7 @@ class CanalProtobuf:
         try:
             packet = fields(message.body)
             if number(packet, 3) != _MESSAGES:
-                return [BadChange("the body is no packet of Canal with messages")]
+                return [BadChange("the body is not a packet of Canal with messages")]
             if number(packet, 4) not in _UNCOMPRESSED:
                 return [BadChange("the packet is compressed, which Canal's own clients refuse, too")]
             entries = [part for part in fields(data(packet, 5)).get(2, ()) if isinstance(part, bytes)]
@@ -98,7 +98,7 @@ class CanalProtobuf:
                 PassedOver("empty body")
             ]
         except MALFORMED as fault:
-            return [BadChange(f"the body is no packet of Canal: {fault}")]
+            return [BadChange(f"the body cannot be read as a packet of Canal: {fault}")]
 
     def _entry(self, encoded: bytes) -> Iterator[Decoded]:
         entry = fields(encoded)
@@ -247,9 +247,9 @@ def fields(encoded: bytes) -> dict[int, list[int | bytes]]:
                 size = 8 if width == 1 else 4
                 value, at = int.from_bytes(encoded[at : at + size], "little"), at + size
             case other:
-                raise Unreadable(f"there is no field of kind {other}")
+                raise Unreadable(f"a field has the wire type {other}, which protobuf does not have here")
         if at > len(encoded):
-            raise Unreadable("it is cut off")
+            raise Unreadable("a protobuf message in the body is cut off")
         found.setdefault(tag >> 3, []).append(value)
     return found
 
@@ -258,7 +258,7 @@ def _varint(encoded: bytes, at: int) -> tuple[int, int]:
     value = 0
     for shift in range(0, 70, 7):
         if at >= len(encoded):
-            raise Unreadable("it is cut off")
+            raise Unreadable("a protobuf message in the body is cut off")
         byte = encoded[at]
         at += 1
         value |= (byte & 0x7F) << shift
@@ -277,7 +277,7 @@ def number(message: Fields, field: int, otherwise: int = 0) -> int:
     """
     value = message.get(field, (otherwise,))[-1]
     if not isinstance(value, int):
-        raise Unreadable(f"its field {field} is no number")
+        raise Unreadable(f"field {field} of a protobuf message in the body is not a number")
     return value
 
 
@@ -291,7 +291,9 @@ def data(message: Fields, field: int) -> bytes:
     """
     value = message.get(field, (b"",))[-1]
     if not isinstance(value, bytes):
-        raise Unreadable(f"its field {field} is a number")
+        raise Unreadable(
+            f"field {field} of a protobuf message in the body is a number, and should have a length"
+        )
     return value
 
 
@@ -303,4 +305,7 @@ def text(message: Fields, field: int) -> str:
     Raises:
         ValueError: If the field is no text in UTF-8.
     """
-    return data(message, field).decode("utf-8")
+    try:
+        return data(message, field).decode("utf-8")
+    except UnicodeDecodeError:
+        raise Unreadable(f"field {field} of a protobuf message in the body is not text in UTF-8") from None

@@ -114,7 +114,7 @@ def _of(field: _Field, kind: Kind, decode: Decode) -> Column[Any]:
 
 def _tuple(element: Column[Any], value: Any) -> tuple[Any, ...]:
     if not isinstance(value, list):
-        raise Unreadable("it is no list")
+        raise Unreadable("the value is not a list")
     return tuple(None if item is None else element.decode(item) for item in value)
 
 
@@ -130,7 +130,7 @@ def _unsigned(value: Any) -> Decimal:
 
 def _whole(value: Any) -> int:
     if not isinstance(value, int) or isinstance(value, bool):
-        raise Unreadable(f"{show(value)} is no whole number")
+        raise Unreadable(f"{show(value)} is not a whole number")
     return value
 
 
@@ -143,26 +143,26 @@ def _integer(bits: int, value: Any) -> int:
 
 def _string(value: Any) -> str:
     if not isinstance(value, str):
-        raise Unreadable(f"{show(value)} is no text")
+        raise Unreadable(f"{show(value)} is not a text")
     return value
 
 
 def _boolean(value: Any) -> bool:
     if not isinstance(value, bool):
-        raise Unreadable(f"{show(value)} is no boolean")
+        raise Unreadable(f"{show(value)} is not a boolean")
     return value
 
 
 def _real(value: Any) -> float:
     if isinstance(value, str) and value not in ("NaN", "Infinity", "-Infinity"):
-        raise Unreadable(f"{show(value)} is no number")
+        raise Unreadable(f"{show(value)} is not a number")
     return float(value)
 
 
 def _single(value: Any) -> float:
     number = _real(value)
     if isfinite(number) and abs(number) >= _BEYOND_SINGLE:
-        raise Unreadable(f"{show(value)} is more than 32 bits hold")
+        raise Unreadable(f"{show(value)} is too large for a float of 32 bits")
     return number
 
 
@@ -172,7 +172,11 @@ def as_bytes(value: Any) -> bytes:
     Raises:
         ValueError: If the value is not base64.
     """
-    return b64decode(_string(value), validate=True)
+    text = _string(value)
+    try:
+        return b64decode(text, validate=True)
+    except ValueError:
+        raise Unreadable(f"{show(value):.80} is not base64, in which Kafka Connect writes bytes") from None
 
 
 def _decimal(field: _Field, _rules: Rules) -> Column[Any]:

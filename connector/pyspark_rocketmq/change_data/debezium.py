@@ -92,7 +92,7 @@ class DebeziumJson:
         try:
             value = _Struct.of(message.body.decode(), self.rules)
         except MALFORMED as fault:
-            return [BadChange(f"the body is no message of Debezium: {fault}")]
+            return [BadChange(f"the body cannot be read as a message of Debezium: {fault}")]
         is_flat = not _FLAT_MARKS.isdisjoint(value.payload)
         # The columns of a flattened row may have any name, also one that marks other messages: ddl, op.
         control = None if is_flat else _control_message(value.payload)
@@ -192,7 +192,7 @@ class _Struct:
         """
         schema, payload = _schema_and_payload(text, rules)
         if not isinstance(payload, dict):
-            raise Unreadable("it is no JSON object")
+            raise Unreadable("the JSON value is not an object")
         return cls(payload, schema, rules)
 
     def member(self, name: str) -> _Struct | None:
@@ -205,7 +205,7 @@ class _Struct:
         if value is None:
             return None
         if not isinstance(value, dict):
-            raise Unreadable(f"its member {name} is no JSON object")
+            raise Unreadable(f"the message's member {name} is not a JSON object")
         schema = self.schema_of(name)
         if self.schema is not None and schema is None:
             raise Unreadable(f"the schema has no member {name}, which the message has")
@@ -297,7 +297,7 @@ class _Schema:
     def _fields(self) -> Sequence[Mapping[str, Any]]:
         fields = self._schema.get("fields") or []
         if not isinstance(fields, list) or not all(isinstance(field, dict) for field in fields):
-            raise Unreadable("its schema has no list of fields")
+            raise Unreadable("the message's schema has no list of fields")
         return fields
 
 
@@ -401,7 +401,7 @@ def _schema_change(payload: Mapping[str, Any]) -> SchemaChange:
 def _nested_event(value: _Struct) -> _Event:
     payload = value.payload
     if "op" not in payload:
-        raise Unreadable("the body has neither op nor __op nor __deleted: it is no change of Debezium")
+        raise Unreadable("the body has neither op nor __op nor __deleted: it is not a change of Debezium")
     source = payload.get("source")
     if not isinstance(source, dict):
         raise Unreadable(
@@ -460,7 +460,10 @@ def _table(source: Mapping[str, Any]) -> SourceTable:
 def _key(keys: str, rules: Rules) -> _Struct:
     if not keys.strip().startswith("{"):
         return _Struct({}, None, rules)
-    return _Struct.of(keys, rules)
+    try:
+        return _Struct.of(keys, rules)
+    except MALFORMED as fault:
+        raise Unreadable(f"the message's KEYS cannot be read as a key of Debezium: {fault}") from None
 
 
 def _key_values(
@@ -500,13 +503,13 @@ def _lsn(text: Any) -> tuple[int, int, int]:
         return (0, 0, 0)
     parts = [int(part, 16) for part in str(text).split(":")]
     if len(parts) != 3:
-        raise Unreadable(f"{text!r} is no LSN of SQL Server")
+        raise Unreadable(f"{text!r} is not an LSN of SQL Server")
     return parts[0], parts[1], parts[2]
 
 
 def _whole(value: Any) -> int:
     if isinstance(value, bool) or not isinstance(value, int | str):
-        raise Unreadable(f"{show(value)} in source is no whole number")
+        raise Unreadable(f"{show(value)} in source is not a whole number")
     return int(value)
 
 

@@ -120,7 +120,7 @@ def _zone(text: str) -> tzinfo:
     try:
         return ZoneInfo(text)
     except (KeyError, ValueError, OSError):
-        raise ValueError("is no time zone; name one as Asia/Shanghai or +08:00") from None
+        raise ValueError("is not a time zone; name one as Asia/Shanghai or +08:00") from None
 
 
 def _one_of(kind: type[EnumT]) -> Callable[[Any], EnumT]:

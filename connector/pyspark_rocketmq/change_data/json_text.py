@@ -15,7 +15,7 @@ from typing import Any, Final, NoReturn
 
 from pyspark_rocketmq.change_data.times import Unreadable, utc_text
 
-_TOO_DEEP: Final = "it is nested too deeply"
+_TOO_DEEP: Final = "the JSON is nested too deeply"
 _MOST_PLACES: Final = 16_383
 """Maximum number of digits behind the point that PostgreSQL's numeric may have; MySQL's decimal has 30."""
 
@@ -35,12 +35,12 @@ def parse(text: bytes | str) -> Any:
     except RecursionError:
         raise Unreadable(_TOO_DEEP) from None
     except ArithmeticError:
-        raise Unreadable("it has a number whose exponent is out of bounds") from None
+        raise Unreadable("the JSON has a number whose exponent is out of bounds") from None
     return value
 
 
 def _refuse(name: str) -> NoReturn:
-    raise Unreadable(f"{name} is no JSON number")
+    raise Unreadable(f"{name} is not a JSON number")
 
 
 _DECODER: Final = json.JSONDecoder(parse_float=Decimal, parse_constant=_refuse)
@@ -90,7 +90,7 @@ def text_of(value: Any) -> str:
         ValueError: If the value is bytes, which have no text, or is nested too deeply.
     """
     if isinstance(value, bytes):
-        raise Unreadable("bytes are no text")
+        raise Unreadable("the value is bytes, not a text")
     if (
         isinstance(value, Decimal)
         and value.is_finite()

@@ -57,9 +57,9 @@ class MaxwellJson:
         try:
             event = parse(message.body)
             if not isinstance(event, dict):
-                return [BadChange("the body is no JSON object")]
+                return [BadChange("the body is not a JSON object")]
         except MALFORMED as fault:
-            return [BadChange(f"the body is no message of Maxwell: {fault}")]
+            return [BadChange(f"the body cannot be read as a message of Maxwell: {fault}")]
         table = _table(event)
         try:
             return list(self._changes(event, table))
@@ -87,7 +87,7 @@ class MaxwellJson:
         row, old = _row(event, "data"), _row(event, "old")
         own = event.get("primary_key_columns") or []
         if not isinstance(own, list) or not all(isinstance(name, str) for name in own):
-            raise Unreadable("primary_key_columns is no list of names")
+            raise Unreadable("the message's member primary_key_columns is not a list of names")
         return RowImage(
             table=table,
             operation=operation,
@@ -126,7 +126,7 @@ def _table(event: Mapping[str, Any]) -> SourceTable | None:
 def _row(event: Mapping[str, Any], member: str) -> dict[str, Any]:
     row = event.get(member) or {}
     if not isinstance(row, dict):
-        raise Unreadable(f"its member {member} is no row")
+        raise Unreadable(f"the message's member {member} is not a row")
     return {name: _value(value) for name, value in row.items()}
 
 
@@ -137,7 +137,7 @@ def _value(value: Any) -> Any:
 
 def _whole(value: Any) -> int:
     if isinstance(value, bool) or not isinstance(value, int | str):
-        raise Unreadable(f"{show(value)} is no whole number")
+        raise Unreadable(f"{show(value)} is not a whole number")
     return int(value)
 
 

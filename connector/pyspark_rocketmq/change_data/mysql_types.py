@@ -97,7 +97,7 @@ def mysql_column(text: str, rules: Rules) -> Column[str]:
     """
     found = _TYPE.match(text)
     if found is None:
-        raise Unreadable(f"{text!r} is no type of MySQL")
+        raise Unreadable(f"{text!r} is not a type of MySQL")
     attributes = found[3].lower()
     declared = _Declared(
         text, found[1].lower(), found[2] or "", "unsigned" in attributes or "zerofill" in attributes
@@ -153,7 +153,7 @@ def _boolean(text: str) -> bool:
 
 def _whole(text: str) -> int:
     if not _WHOLE.match(text):
-        raise Unreadable(f"{text!r} is no whole number")
+        raise Unreadable(f"{text!r} is not a whole number")
     return int(text)
 
 
@@ -189,7 +189,7 @@ def scaled(value: Decimal, precision: int | None, scale: int) -> Decimal:
     try:
         result = value.quantize(_quantum(scale), context=_EXACT)
     except InvalidOperation:
-        raise Unreadable(f"{value} is no decimal of {precision or _EXACT.prec} digits") from None
+        raise Unreadable(f"{value} is not a decimal of {precision or _EXACT.prec} digits") from None
     if result != value or (precision is not None and len(result.as_tuple().digits) > max(precision, scale)):
         raise Unreadable(f"{value} has more digits than decimal({precision},{scale})")
     return result
@@ -229,13 +229,21 @@ def as_bytes(form: Bytes, text: str) -> bytes:
                 return text.encode("latin-1")
             except UnicodeEncodeError:
                 raise Unreadable(
-                    "it has a character above U+00FF, which stands for no byte; have the source write bytes "
-                    "as latin-1, hex or base64, and name this form in the option binary"
+                    "the value has a character above U+00FF, which stands for no byte; have the source write "
+                    "bytes as latin-1, hex or base64, and name this form in the option binary"
                 ) from None
-        case Bytes.HEX:
-            return bytes.fromhex(text.removeprefix("0x"))
-        case Bytes.BASE64:
-            return b64decode(text, validate=True)
+        case Bytes.HEX | Bytes.BASE64:
+            try:
+                return (
+                    bytes.fromhex(text.removeprefix("0x"))
+                    if form is Bytes.HEX
+                    else b64decode(text, validate=True)
+                )
+            except ValueError:
+                raise Unreadable(
+                    f"the value is not {form}; name the form in which the source writes bytes in the option "
+                    "binary"
+                ) from None
 
 
 def _time(rules: Rules, kind: Kind, parse: Callable[[Rules, str], Any], text: str) -> Any:
@@ -304,14 +312,14 @@ def _known(text: str, members: tuple[str, ...], declared: _Declared) -> str:
 
 def _unknown(what: str, declared: _Declared) -> str:
     remedy = "" if declared.arguments else "; TiCDC writes the members with content-compatible=true"
-    return f"its type does not have {what}{remedy}"
+    return f"the column's type does not have {what}{remedy}"
 
 
 def _json(declared: _Declared) -> Column[str]:
     def document(text: str) -> str:
         if _JSON_DIFF.match(text):
             raise Unreadable(
-                "it is not a whole document, only a change of one: set MySQL's binlog_row_value_options=''"
+                "the value is only a change of a document: set MySQL's binlog_row_value_options=''"
             )
         return text
 

@@ -79,7 +79,10 @@ class TableRoute:
         twice = sorted({name for name in self.rename.values() if counts[name.lower()] > 1})
         if not twice:
             return None
-        return f"rename={dict(self.rename)!r} gives columns the same name {', '.join(twice)}; rename one"
+        return (
+            f"rename={dict(self.rename)!r} gives several columns the name {', '.join(twice)}; give each "
+            "another"
+        )
 
     def _target_problems(self) -> list[str]:
         if self.target is None:
@@ -87,7 +90,8 @@ class TableRoute:
         groups = re.compile(self.source).groupindex
         known = [*_NAMES, *groups]
         found = [
-            f"target={self.target!r} has {{{name}}}, which is no placeholder; those are {', '.join(known)}"
+            f"target={self.target!r} has {{{name}}}, which is not a placeholder; the placeholders are "
+            f"{', '.join(known)}"
             for name in _PLACEHOLDER.findall(self.target)
             if name not in known
         ]
@@ -266,11 +270,11 @@ class Router:
 
 
 def pattern_problem(setting: str, pattern: str) -> str | None:
-    """Return why the pattern of a setting is no regular expression; None if it is one."""
+    """Return why the pattern of a setting is not a regular expression; None if it is one."""
     try:
         re.compile(pattern)
     except re.error as error:
-        return f"{setting}={pattern!r} is no regular expression: {error}"
+        return f"{setting}={pattern!r} is not a regular expression: {error}"
     return None
 
 

@@ -81,8 +81,8 @@ class Rules:
             return 0
         if server not in self.servers:
             raise Unreadable(
-                f"it comes from the server {server}, which the option servers does not name. Add it there, "
-                "after those that were the primary before it."
+                f"the change comes from server {server}, which option servers does not name. Add the server "
+                "there, after those that were the primary before it."
             )
         return self.servers.index(server) + 1
 
@@ -151,7 +151,7 @@ def checked(position: Iterable[int]) -> Position:
     """
     parts = tuple(position)
     if min(parts) < 0 or max(parts) > _MOST:
-        raise Unreadable(f"the position {parts} is not one of a change log")
+        raise Unreadable(f"the position {parts} has a number that is negative or longer than 63 bits")
     return parts
 
 
@@ -163,7 +163,7 @@ def number_of_file(name: str) -> int:
     """
     digits = name.rpartition(".")[2]
     if not (digits.isascii() and digits.isdigit()):
-        raise Unreadable(f"{name!r} is no file of a binary log: it does not end with a number")
+        raise Unreadable(f"{name!r} is not a file of a binary log: the name does not end with a number")
     return int(digits)
 
 
@@ -190,7 +190,7 @@ def _transactions_in_part(part: str) -> int:
         if first.isdigit():
             count += int(last or first) - int(first) + 1
         elif not first.isidentifier():
-            raise Unreadable(f"{part!r} is no set of global transaction ids")
+            raise Unreadable(f"{part!r} is not a set of global transaction ids")
     return count
 
 

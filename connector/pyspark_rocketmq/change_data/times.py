@@ -75,7 +75,7 @@ def micros_of(nanos: int) -> int:
     """
     micros, rest = divmod(nanos, 1000)
     if rest:
-        raise Unreadable("it is exact to the nanosecond, which no Spark type holds")
+        raise Unreadable("the value is exact to the nanosecond, which no Spark type holds")
     return micros
 
 
@@ -152,7 +152,7 @@ def _parse(text: str) -> datetime:
     if found is None:
         if _OUT_OF_RANGE.match(text):
             raise _beyond(text)
-        raise Unreadable(f"{text!r} is no date or time")
+        raise Unreadable(f"{text!r} is not a date or time")
     day_text, time_of_day, fraction, zone = found.groups()
     if fraction is not None and fraction[6:].strip("0"):
         raise Unreadable(f"{text!r} is exact to the nanosecond, which no Spark type holds")
