@@ -136,7 +136,7 @@ def test_a_damaged_frame_is_described(
         ("apicurio", b"\x09\x0a\x05Ord", "name should have 9 bytes, but 5 are left"),
         ("apicurio", b"\x05\x0a\x02Order", "name of a message type should follow"),
         ("apicurio", b"\x05\x12\x03Order", "name of a message type should follow"),
-        ("apicurio", b"\x04\x0a\x02\xff\xfe", "no UTF-8"),
+        ("apicurio", b"\x04\x0a\x02\xff\xfe", "not UTF-8"),
     ],
 )
 def test_a_damaged_message_type_is_described(framing: str, after_id: bytes, found: str) -> None:

@@ -183,9 +183,9 @@ def test_a_missing_authority_makes_no_bad_record(registry: FakeRegistry, tmp_pat
 @pytest.mark.parametrize(
     ("url", "settings", "problem"),
     [
-        ("", {}, "no base URL"),
+        ("", {}, "not the base URL"),
         ([], {}, "url is empty"),
-        ("ftp://a", {}, "ftp://a is no base URL"),
+        ("ftp://a", {}, "ftp://a is not the base URL"),
         ("http://u:p@a", {}, "contains a user"),
         ("http://a?b=c", {}, "a query or a fragment"),
         ("http://a", {"user": "u"}, "belong together"),
@@ -239,11 +239,11 @@ def impatient(registry: FakeRegistry) -> SchemaLookup:
     ("reaction", "detail"),
     [
         (answers(500, {"error_code": 50001, "message": "store down"}), "status 500.*store down"),
-        (answers(200, b"<html>log in</html>"), "no schema: <html>log in"),
-        (answers(200, {"schema": 7}), "no schema"),
-        (answers(200, {"schema": "x", "references": [1]}), "no schema"),
-        (answers(200, b"[" * 100_000), "no schema"),
-        (answers(200, b"\xff\x00"), "no schema"),
+        (answers(200, b"<html>log in</html>"), "not a schema: <html>log in"),
+        (answers(200, {"schema": 7}), "not a schema"),
+        (answers(200, {"schema": "x", "references": [1]}), "not a schema"),
+        (answers(200, b"[" * 100_000), "not a schema"),
+        (answers(200, b"\xff\x00"), "not a schema"),
         (answers(429, {}), "status 429"),
     ],
 )

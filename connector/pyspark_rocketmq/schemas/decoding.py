@@ -74,7 +74,7 @@ class DecoderSettings:
         if reader_schema is not None and body_format != BodyFormat.AVRO:
             problems.append("reader_schema is for format avro; leave it out")
         elif reader_schema is not None and not _is_json(reader_schema):
-            problems.append("reader_schema is no JSON")
+            problems.append("reader_schema is not JSON; give the Avro schema as a JSON text")
         if message_type is not None and body_format != BodyFormat.PROTOBUF:
             problems.append("message_type is for format protobuf; leave it out")
         if problems:

@@ -49,7 +49,7 @@ def decode_json(payload: bytes, _: MessageType | None = None) -> Any:
 
 
 def _no_constant(name: str) -> None:
-    raise ValueError(f"{name} is no JSON number")
+    raise ValueError(f"{name} is not a JSON number")
 
 
 def _finite(text: str) -> float:
@@ -88,8 +88,8 @@ def avro_decoder(schema: RegisteredSchema, references: References, reader_schema
         raise
     except Exception as error:
         raise BadRecord(
-            "The registry's schema for this body, or one that it refers to, is no Avro schema. Correct it in "
-            f"the registry, or choose the format that the body has. {_reason(error)}"
+            "The registry's schema for this body, or one that it refers to, is not an Avro schema: "
+            f"{_reason(error)}. Correct the schema in the registry, or choose the format that the body has."
         ) from error
     fastavro.read.LOGICAL_READERS.update(_OWN_READERS)
     reader = None if reader_schema is None else parse_reader_schema(reader_schema)
@@ -121,7 +121,7 @@ def parse_reader_schema(text: str) -> Any:
     try:
         return fastavro.parse_schema(json.loads(text))
     except Exception as error:
-        raise ValueError(f"reader_schema is no Avro schema: {_reason(error)}") from error
+        raise ValueError(f"reader_schema is not an Avro schema: {_reason(error)}") from error
 
 
 def _avro_json(text: str) -> Any:

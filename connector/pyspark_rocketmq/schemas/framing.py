@@ -264,7 +264,7 @@ def _small_id(data: bytes) -> int:
         raise _Reason(f"4 bytes of an id should follow magic byte 00, but there is only {_shown(data)}")
     number = int.from_bytes(data[1:5], "big")
     if not 0 < number < _MOST_ID:
-        raise _Reason(f"id {number} in {_shown(data)} is no schema's: ids are 1 to {_MOST_ID - 1}")
+        raise _Reason(f"id {number} in {_shown(data)} is not that of a schema: ids are 1 to {_MOST_ID - 1}")
     return number
 
 
@@ -278,7 +278,7 @@ def _large_id(data: bytes, start: int) -> int:
         raise _Reason(f"an id of 8 bytes should be at byte {start}, but the body is {_shown(data)}")
     number = int.from_bytes(data[start : start + 8], "big", signed=True)
     if number <= 0:
-        raise _Reason(f"id {number} in {_shown(data)} is no schema's: ids are above 0")
+        raise _Reason(f"id {number} in {_shown(data)} is not that of a schema: ids are above 0")
     return number
 
 
@@ -343,7 +343,7 @@ def _type_name(data: bytes) -> tuple[str, int]:
     try:
         return data[start:end].decode(), end
     except UnicodeDecodeError:
-        raise _Reason(f"the name of a message type is no UTF-8 in {_shown(data)}") from None
+        raise _Reason(f"the name of a message type is not UTF-8 in {_shown(data)}") from None
 
 
 def _shown(data: bytes) -> str:

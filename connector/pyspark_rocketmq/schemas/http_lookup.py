@@ -45,7 +45,7 @@ class RegistrySettings:
         for url in self.urls:
             parts = urlsplit(url)
             if parts.scheme not in {"http", "https"} or not parts.hostname:
-                found.append(f"{url} is no base URL of a registry, such as http://host:8081")
+                found.append(f"{url} is not the base URL of a registry; give one such as http://host:8081")
             elif parts.username is not None or parts.password is not None:
                 found.append(f"{url} contains a user; give user and password as arguments")
             elif parts.query or parts.fragment:
@@ -130,7 +130,8 @@ class HttpGet:
 
 def _untrusted(error: ssl.SSLCertVerificationError) -> str:
     return (
-        f"its certificate is not trusted: {error.verify_message}. Set ca_file to the authority that signed it"
+        f"the registry's certificate is not trusted: {error.verify_message}. Set ca_file to the file of the "
+        "authority that signed the certificate"
     )
 
 
@@ -141,7 +142,7 @@ def _read(response: http.client.HTTPResponse, base: str, deadline: Deadline) -> 
     while piece := response.read1(_PIECE_BYTES):
         size += len(piece)
         if size > _MOST_BYTES:
-            raise SchemaRegistryRefused(base, f"its answer has more than {_MOST_BYTES >> 20} MiB")
+            raise SchemaRegistryRefused(base, f"the answer has more than {_MOST_BYTES >> 20} MiB")
         pieces.append(piece)
         if deadline.has_passed:
             raise TimeoutError("the answer comes too slowly")

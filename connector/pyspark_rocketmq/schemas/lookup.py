@@ -316,7 +316,9 @@ def _schema_in(url: str, place: SchemaPath, answer: Answer) -> RegisteredSchema:
     if status == 200:
         schema = _registered(value)
         if schema is None:
-            raise SchemaRegistryDown(url, f"the answer for {place.shown} is no schema: {_shown(answer.body)}")
+            raise SchemaRegistryDown(
+                url, f"the answer for {place.shown} is not a schema: {_shown(answer.body)}"
+            )
         return schema
     if status == 404 and value.get("error_code") in _UNKNOWN:
         raise SchemaNotFound(url, place.shown)

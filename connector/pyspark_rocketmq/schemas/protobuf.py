@@ -113,7 +113,7 @@ class MessageTypes:
                 continue
             encoded = self._files.get(name) or _built_in(name)
             if encoded is None:
-                raise ValueError(f"it imports {name}, which the registry does not have")
+                raise ValueError(f"the file imports {name}, which the registry does not have")
             imported = FileDescriptorProto.FromString(encoded)
             imported.name = name
             self._add(imported)
@@ -167,8 +167,8 @@ def _built_in(name: str) -> bytes | None:
         module = import_module(f"{found[1].replace('/', '.')}_pb2")
     except ModuleNotFoundError:
         raise ValueError(
-            f"it imports {name}, which the registry does not have: install googleapis-common-protos on every "
-            "executor"
+            f"the file imports {name}, which the registry does not have: install googleapis-common-protos on "
+            "every executor"
         ) from None
     return bytes(module.DESCRIPTOR.serialized_pb)
 
