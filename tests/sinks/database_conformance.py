@@ -540,7 +540,7 @@ class DatabaseConformance(GroupConformance):
 
         with pytest.raises(SinkSetBack, match=r"may lack rows .* First check whether the rows are in"):
             check_sink(store, sink_on(database), GROUP)
-        with pytest.raises(SinkConflict, match="its rows cannot be counted here"):
+        with pytest.raises(SinkConflict, match="the sink's rows cannot be counted here"):
             reset_to_sink(store, sink_on(database), GROUP)
 
         assert store.read(GROUP)[Q0].next_offset == 3
@@ -553,7 +553,7 @@ class DatabaseConformance(GroupConformance):
         store = begun(tmp_path, prepared(database))
         execute(database, "DELETE FROM rocketmq_watermarks WHERE consumer_group = ''")
 
-        with pytest.raises(SinkSetBack, match=r"may lack rows .* the id of its table .* is lost"):
+        with pytest.raises(SinkSetBack, match=r"may lack rows .* the id of the sink's table .* is lost"):
             check_sink(store, sink_on(database), GROUP)
         assert reset_to_sink(store, sink_on(database), GROUP) == {Q0: 3}
 

@@ -386,7 +386,7 @@ def test_tables_without_a_route_are_passed_over(tmp_path: Path) -> None:
         ),
         (
             Change(table=ORDERS, operation=Operation.INSERT, key={"id": 1}, row={"x y": 1}, position=(1,)),
-            "Delta forbids characters",
+            "Delta forbids the column",
         ),
     ],
 )
@@ -419,7 +419,7 @@ def test_a_key_that_changes_ends_the_query(tmp_path: Path) -> None:
 
 
 def test_truncations(tmp_path: Path) -> None:
-    """K2: one empties its own table; before the first row of a table its key is not known."""
+    """K2: one empties its own table; before the first row of a table the table.s key is not known."""
     query = Query(tmp_path)
     carts = SourceTable("shop", None, "carts")
     rows = [change(Operation.INSERT, 1, table, id=1, a=1) for table in (ORDERS, carts)]
@@ -428,7 +428,7 @@ def test_truncations(tmp_path: Path) -> None:
     assert (table_rows(tmp_path / "shop" / "orders"), len(table_rows(tmp_path / "shop" / "carts"))) == ({}, 1)
 
     unknown = change(Operation.TRUNCATE, 2, SourceTable("shop", None, "users"))
-    with pytest.raises(SinkConflict, match="its key is not known"):
+    with pytest.raises(SinkConflict, match="so the table's key is not known"):
         query.apply([Sent(unknown, 3)])
     with pytest.raises(SinkConflict, match="truncates='stop'"):
         Query(tmp_path, truncates="stop").apply([Sent(unknown, 3)])
@@ -520,7 +520,7 @@ def test_a_sink_is_sent_to_a_server(tmp_path: Path) -> None:
     ("settings", "problem"),
     [
         ({"routes": []}, "routes is an empty list"),
-        ({"ignored_tables": "("}, r"ignored_tables='\(' is no regular expression"),
+        ({"ignored_tables": "("}, r"ignored_tables='\(' is not a regular expression"),
         ({"deletes": "never"}, "is none of"),
         ({"folder": "shop.orders"}, "need a folder"),
         ({"deletes": "soft"}, "cannot keep the rows that a truncation removes"),
@@ -572,7 +572,7 @@ def test_a_column_that_a_table_lacks(tmp_path: Path, mode: str) -> None:
     later = [Sent(change(Operation.UPDATE, 3, id=2, a=3, b=5), 2)]
     path = tmp_path / "shop" / "orders"
     if mode == "exception":
-        with pytest.raises(SinkConflict, match=r"has the column b \(bigint\), which the table lacks"):
+        with pytest.raises(SinkConflict, match=r"has the column b \(bigint\), which the change table lacks"):
             query.apply(later)
         assert table_rows(path) == {2: {"a": 2}}
         return
@@ -609,7 +609,7 @@ def test_a_key_whose_name_a_table_cannot_have(tmp_path: Path, mode: str) -> None
     given = Change(
         table=ORDERS, operation=Operation.INSERT, key={"x y": 1}, row={"x y": 1, "a": 1}, position=(1,)
     )
-    with pytest.raises(SinkConflict, match="Delta forbids characters"):
+    with pytest.raises(SinkConflict, match="Delta forbids the column"):
         Query(tmp_path, schema_changes=mode).apply(sent([given]))
 
 
@@ -635,7 +635,7 @@ def test_a_table_that_has_only_its_key(tmp_path: Path, mode: str, deletes_first:
     later = [Sent(change(Operation.INSERT, 4, id=2, a=7), 5)]
     query = Query(tmp_path, **settings)
     if mode == "exception":
-        with pytest.raises(SinkConflict, match="which the table lacks"):
+        with pytest.raises(SinkConflict, match="which the change table lacks"):
             query.apply(later)
     else:
         query.apply(later)

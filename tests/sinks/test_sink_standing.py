@@ -245,7 +245,7 @@ def test_the_error_names_three_ways_forward() -> None:
     assert "remove the sink's table, and run `pyspark-rocketmq offsets reset --to earliest" in delta
 
     database = refusal(rows(row(Q0, 12, DATABASE)), DATABASE)
-    assert "`rmq.reset_to_sink(store, sink, consumer_group)` in Python" in database
+    assert "`pyspark_rocketmq.reset_to_sink(store, sink, consumer_group)` in Python" in database
     # Its own tables keep their rows, and others may have watermarks in its table of watermarks.
     assert "delete the rows that the group has written, and the group's rows in the table" in database
 
@@ -256,7 +256,9 @@ def test_sinks_that_have_lost_rows_together_are_gone_back_to_together() -> None:
 
     text = refusal(rows(row(Q0, 12, LAKE, other)), LAKE, other)
 
-    assert "`rmq.reset_to_sink(store, [every sink of the query], consumer_group)` in Python" in text
+    assert (
+        "`pyspark_rocketmq.reset_to_sink(store, [every sink of the query], consumer_group)` in Python" in text
+    )
     assert "--to sink" not in text
 
 

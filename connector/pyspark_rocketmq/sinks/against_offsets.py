@@ -25,6 +25,7 @@ from pyspark_rocketmq.offsets.store import OffsetRow, SinkRecord
 from pyspark_rocketmq.stored_values import NO_MESSAGES, LastMessage, RememberedMessages
 
 _SHOWN_QUEUES = 5
+_ACCEPT_GAP = "`pyspark-rocketmq offsets accept-gap --conf FILE`"
 _KILLED_WITHIN_S = 120.0
 """Time within which a query stores the offsets of written rows, or fails; it allows for differing clocks."""
 
@@ -344,9 +345,10 @@ def gap_message(consumer_group: str, gaps: Sequence[SinkGap], *, store: str) -> 
         + " If the sink can be put back as it was, do that and start the query again. Otherwise stop every "
         "query of the group and choose one of three ways. (1) Consume the messages that the sink lacks "
         f"again, as far as brokers still have them: {back}. (2) Start over with an empty sink and all "
-        f"messages that brokers have: {_emptying(gaps)}, and run "
-        f"`pyspark-rocketmq offsets reset --to earliest {at_brokers}`. (3) Accept the gap{given} and go on "
-        f"from here: `pyspark-rocketmq offsets accept-gap {group}`."
+        f"messages that brokers still have: {_emptying(gaps)}, and run "
+        f"`pyspark-rocketmq offsets reset --to earliest {at_brokers}`. This also removes rows whose messages "
+        f"brokers no longer have, and rows that others wrote into a removed table. (3) Accept the gap{given} "
+        f"and go on from here: `pyspark-rocketmq offsets accept-gap {group}`."
     )
 
 
@@ -366,14 +368,14 @@ def _may_have_all(gap: SinkGap) -> bool:
 
 def _if_rows_are_there(consumer_group: str, gap: SinkGap) -> str:
     if gap.is_another and gap.standing.identity:
-        why = "a table that was rewritten or copied has them, and no watermarks"
+        why = "a table that was rewritten or copied has the rows, and no watermarks"
     elif gap.standing.path:
         why = (
             "if the table has or had the property delta.setTransactionRetentionDuration, writers delete old "
             "watermarks"
         )
     else:
-        why = "perhaps only its watermarks are gone"
+        why = "perhaps only the sink's watermarks are gone"
     if gap.standing.merges_changes:
         return (
             f" If the rows are in {_place(gap)} after all ({why}), (1) changes nothing in them: changes are "
@@ -412,27 +414,30 @@ def rows_there_text(
     the sink cannot count rows. In the queues ``begun_again``, the rows may be older than the queue's present
     offsets, which have begun again.
     """
-    accept = "then accept the gap (`pyspark-rocketmq offsets accept-gap`)"
+    accept = f"then accept the gap ({_ACCEPT_GAP})"
     found, if_none = (
-        (f"but has {counted(count, 'row')} of its queues, which the group would", "If")
+        (f"but has {counted(count, 'row')} of the group's queues, which the group would write", "If")
         if count is not None
-        else ("and its rows cannot be counted here: the group might", "If it has none of the queues, or if")
+        else (
+            "and the sink's rows cannot be counted here: the group might write them",
+            "If the sink has no rows of the group's queues, or if",
+        )
     )
     found = (
-        f"Nothing was changed: {_place(gap)} shows no watermark of group {consumer_group}, {found} write a "
+        f"Nothing was changed: {_place(gap)} shows no watermark of group {consumer_group}, {found} a "
         "second time."
     )
     if begun_again:
         return (
             f"{found} {_same_offsets_text(begun_again)} If the group wrote rows other than those of earlier "
-            "messages, let it continue where it is with `pyspark-rocketmq offsets accept-gap`. If it wrote "
-            "none, use rmq.reset_to_sink(store, sink, consumer_group, beside_rows=True)."
+            f"messages, let the group continue where it is with {_ACCEPT_GAP}. If it wrote none, use "
+            "pyspark_rocketmq.reset_to_sink(store, sink, consumer_group, beside_rows=True)."
         )
     return (
         f"{found} If the group wrote them and only the watermarks are gone (the table was rewritten, or "
         "has or had delta.setTransactionRetentionDuration), "
         f"{_steps_with_rows(consumer_group, gap, accept)}. {if_none} others wrote them, use "
-        "rmq.reset_to_sink(store, sink, consumer_group, beside_rows=True)."
+        "pyspark_rocketmq.reset_to_sink(store, sink, consumer_group, beside_rows=True)."
     )
 
 
@@ -463,11 +468,11 @@ def _way_back(gaps: Sequence[SinkGap], options: str) -> str:
     """Return the command that moves the offsets back to the watermarks of all the query's sinks."""
     # A reset to only one of several sinks would forget what the others lack.
     if any(gap.is_one_of_several for gap in gaps):
-        return "`rmq.reset_to_sink(store, [every sink of the query], consumer_group)` in Python"
+        return "`pyspark_rocketmq.reset_to_sink(store, [every sink of the query], consumer_group)` in Python"
     standing = gaps[0].standing
     if standing.path and standing.identity is not None:
         return f"`pyspark-rocketmq offsets reset --to sink --sink {standing.path} {options}`"
-    return "`rmq.reset_to_sink(store, sink, consumer_group)` in Python"
+    return "`pyspark_rocketmq.reset_to_sink(store, sink, consumer_group)` in Python"
 
 
 def _what_is_missing(consumer_group: str, gap: SinkGap) -> str:
@@ -482,7 +487,7 @@ def _what_is_missing(consumer_group: str, gap: SinkGap) -> str:
     if standing.identity is None:
         why = "the sink is not there any more"
     elif gap.is_another and not standing.identity:
-        why = f"the id of its table (before {gap.remembered}) is lost, so it may be another table"
+        why = f"the id of the sink's table, {gap.remembered} before, is lost, so the table may be another one"
     elif gap.is_another:
         why = (
             f"the sink is now another table (id {standing.identity}) than before (id {gap.remembered}), so "

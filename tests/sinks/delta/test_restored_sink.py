@@ -195,7 +195,7 @@ def test_a_restored_version_that_was_vacuumed_is_reported_as_such(
         (path / "_delta_log" / f"{version:020d}.json").unlink()
 
     with pytest.raises(
-        OffsetError, match=r"Cannot read from the log .* DeltaSink\.rewind\. .* its newer rows"
+        OffsetError, match=r"Cannot read from the log .* DeltaSink\.rewind\(\)\. .* its newer rows"
     ):
         DeltaSink(path).follow_restore(GROUP, store)
 

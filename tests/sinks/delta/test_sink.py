@@ -420,7 +420,9 @@ def test_rows_removed_by_a_restore_stay_removed_if_accepted(sink: DeltaSink, pat
     DeltaTable(path).restore(1)
     with pytest.raises(SinkConflict, match="To accept the gap") as refusal:
         sink.begin(GROUP, {Q0: 0})
-    told = re.search(r"`(from .*?)`.*`pyspark-rocketmq offsets reset --to earliest`", str(refusal.value))
+    told = re.search(
+        r"`(from .*?)`.*`pyspark-rocketmq offsets reset --to earliest --conf FILE`", str(refusal.value)
+    )
     assert told is not None
 
     exec(told[1])

@@ -196,8 +196,8 @@ class BatchChanges:
                 f"The changes{of} have positions of {parts_in(lower[source])} numbers in the source's log, "
                 f"but {masked(self.folder)} already has a higher position, of {parts_in(had)} numbers, so "
                 "all changes would count as older. The envelope, the order or the source was changed. "
-                "Nothing of this batch was added. Set it as it was before, or start the query with a new "
-                "folder and load the source's table into that folder."
+                "Nothing of this batch was added. Set envelope, order and source as they were before, or "
+                "start the query with a new folder and load the source's table into that folder."
             )
 
     def _refuting_rows(self, lower: Mapping[Key, Order]) -> Iterator[tuple[Key, Order]]:
@@ -396,7 +396,7 @@ def bad_changes_error(place: str, bad: pa.Table) -> SinkConflict:
     )
     return SinkConflict(
         f"{counted(len(bad), 'change')} cannot be applied to {masked(place)}: {shown}. Nothing of this "
-        f"batch was added. Correct the settings and start the query again{aside}."
+        f"batch was added. Correct the settings of the change table and start the query again{aside}."
     )
 
 

@@ -147,7 +147,7 @@ def whole_number(value: Decimal) -> int:
     # The remainder of 1E-2000000 would be 0.
     if value.is_finite() and value.adjusted() <= _DIGITS["bigint"] and int(value) == value:
         return int(value)
-    raise ValueError(f"{value} is no whole number of 64 bits")
+    raise ValueError(f"{value} is not a whole number of 64 bits")
 
 
 def real_number(value: Decimal | float, type_: str) -> float:
@@ -169,7 +169,7 @@ def real_number(value: Decimal | float, type_: str) -> float:
     number: float = struct.unpack("f", struct.pack("f", double))[0] if type_ == FLOAT else double
     if Decimal(number) == value or _is_text_of(value, number):
         return number
-    raise ValueError(f"{value} is no {type_}")
+    raise ValueError(f"{value} is not exactly a number of type {type_}")
 
 
 def _is_text_of(value: Decimal, number: float) -> bool:
@@ -201,7 +201,7 @@ def _of_class(value: Any, type_: str) -> Any:
         types = _TYPES_OF.get(kind, set())
     if type_ in types:
         return value
-    raise ValueError(f"{kind.__name__} is no {type_}")
+    raise ValueError(f"a value of type {kind.__name__} is not of type {type_}")
 
 
 def _stored(value: Any, type_: str) -> Any:

@@ -37,14 +37,20 @@ _FORBIDDEN: Final = frozenset(" ,;{}()\n\t=")
 def name_problem(name: str, known: Iterable[str]) -> str | None:
     """Return why a table with the columns ``known`` cannot have a column of this name; None if it can."""
     if is_reserved(name):
-        return f"Column {name} has the name of one of the change table's own. Rename it in the source."
+        return (
+            f"Column {name} has the name of a column that the change table adds itself. Rename column {name} "
+            "in the source."
+        )
     if _FORBIDDEN & set(name) or not name:
-        return f"Delta forbids characters in the column's name {name!r}. Rename it in the source."
+        return (
+            f"Delta forbids the column's name {name!r}: a name must have a character, and none of spaces, "
+            "tabs, line ends and ,;{}()=. Rename the column in the source."
+        )
     other = next((each for each in known if each.lower() == name.lower() and each != name), None)
     if other is not None:
         return (
             f"Columns {other} and {name} differ only in case, which Delta does not distinguish. Rename the "
-            "table's column, or that of the source."
+            "column of the change table, or that of the source."
         )
     return None
 
@@ -163,7 +169,7 @@ class WholeChanges:
     def _lacks(self, name: str, type_: str) -> str:
         if self.schema_changes == EXCEPTION:
             return unknown_column(name, type_)
-        return f"The table no longer has the column {name}."
+        return f"The change table no longer has the column {name}."
 
 
 def _with_column(rows: pa.Table, name: str, values: pa.Array) -> pa.Table:
@@ -177,8 +183,8 @@ def _with_column(rows: pa.Table, name: str, values: pa.Array) -> pa.Table:
 def unknown_column(name: str, type_: str) -> str:
     """Return the reason why the query ends at a column that the table lacks, with the remedy."""
     return (
-        f"The source's table has the column {name} ({type_}), which the table lacks. Add it (ALTER TABLE ... "
-        "ADD COLUMN), or have it added: schema_changes='lenient'"
+        f"The source's table has the column {name} ({type_}), which the change table lacks. Add the column "
+        "(ALTER TABLE ... ADD COLUMN), or have it added: schema_changes='lenient'"
     )
 
 
@@ -187,6 +193,6 @@ def unfit(name: str, column: str, value: Any, source: str | None) -> str:
     now = f" The source's type is {source}." if source is not None and source != column else ""
     return (
         f"Column {name} is {column} and cannot hold {value!r:.80} ({type(value).__name__}) exactly.{now} "
-        "Give the table another type for it: stop the query and rewrite the table with the column cast to a "
+        "Give the column another type: stop the query and rewrite the change table with the column cast to a "
         "wider type (in Spark: mode overwrite with overwriteSchema=true)."
     )

@@ -240,8 +240,8 @@ class ChangeTable(DeltaSink):
         handle = self._table.home.open()
         if handle is None and self._given is None:
             raise SchemaError(
-                f"There is no Delta table at {self.path}, so its columns are unknown. Create it, or give the "
-                "columns of the source's table: ChangeTable(columns=…)."
+                f"There is no Delta table at {self.path}, so the columns are unknown. Create the table, or "
+                "give the columns of the source's table: ChangeTable(columns=…)."
             )
         given = list(_schema_of(self._given))
         known = {field.name for field in given} | HIDDEN
@@ -478,9 +478,10 @@ def _schema_of(columns: str | StructType | pa.Schema | None) -> pa.Schema:
         parsed = StructType.fromDDL(columns) if isinstance(columns, str) else columns
         if isinstance(parsed, StructType):
             return arrow_schema(parsed)
-        problem = "one type instead of columns"
+        problem = "this is one type, and not a list of columns"
     except (ParseException, PySparkTypeError, PySparkValueError) as error:
-        problem = str(error)
+        # Spark's error repeats the text on further lines.
+        problem = str(error).strip().partition("\n")[0].rstrip(".")
     raise SchemaError(
         f"columns={columns!r} cannot be used: {problem}. Give the columns of the source's table as a text "
         "such as 'id bigint, note string', a StructType or a pyarrow schema."
@@ -543,7 +544,9 @@ def _check_history(stored_as_scd_type: int | str, tracked: Sequence[str] | None,
         problems.append(f"stored_as_scd_type={stored_as_scd_type!r} is neither 1 nor 2")
     has_history = str(stored_as_scd_type) == "2"
     if tracked is not None and not has_history:
-        problems.append("track_history_column_list is about versions: add stored_as_scd_type=2")
+        problems.append(
+            "track_history_column_list is about versions: add stored_as_scd_type=2, or leave out the list"
+        )
     if isinstance(tracked, str) or (tracked is not None and not tracked):
         problems.append(f"track_history_column_list={tracked!r} names no columns; give some, or None for all")
     if has_history and deletes == "soft":

@@ -323,9 +323,9 @@ class ChangeTables(DeltaSink):
             if folders != kept:
                 raise SinkConflict(
                     f"Table {target} would be {folders} folder(s) below {masked(self._folder)}, but the "
-                    f"others are {kept} below it. One table could then lie within another, whose VACUUM "
-                    "would remove it. Nothing of this batch was added. Give the route a target with "
-                    f"{kept} folders, or start the query with another folder."
+                    f"other tables are {kept} below. One table could then lie within another, whose VACUUM "
+                    "would remove the inner one. Nothing of this batch was added. Give the route a target "
+                    f"with {kept} folders, or start the query with another folder."
                 )
         return kept
 
@@ -394,9 +394,9 @@ class ChangeTables(DeltaSink):
         if not keys:
             raise SinkConflict(
                 f"The source has truncated a table before the first change of a row for {masked(path)} came, "
-                f"so its key is not known. Create the table with property {_KEYS}: the names of its key's "
-                "columns, such as '[\"id\"]'. If no queue has older changes of it, you may start the query "
-                "with truncates='ignore' instead."
+                f"so the table's key is not known. Create the table with property {_KEYS}: the names of its "
+                "key's columns, such as '[\"id\"]'. If no queue has older changes of the table, you may "
+                "start the query with truncates='ignore' instead."
             )
         source = stored.get(_SOURCE, min(changes.sources))
         # Check first: of changes with two keys or sources, a new table would take one key and source.
@@ -489,13 +489,13 @@ class _Opened:
             raise SinkConflict(
                 f"{path} has the rows of {_shown(self.source)}, but changes of {found} have the same target: "
                 "rows with one key would replace each other. Give the tables different targets, or merge "
-                f"them in a new one: TableRoute(merges=True).{renamed}"
+                f"them in a new table: TableRoute(merges=True).{renamed}"
             )
         if keys not in ([], [self.table.keys]):
             found = " and ".join(map(str, keys))
             raise SinkConflict(
-                f"The key of {path} is {self.table.keys}, but changes have {found}. Name one key for it "
-                "(keys=…), or load the source's table into a new one: a route with another target."
+                f"The key of {path} is {self.table.keys}, but changes have {found}. Name one key for the "
+                "table (keys=…), or load the source's table into a new one: a route with another target."
             )
 
 

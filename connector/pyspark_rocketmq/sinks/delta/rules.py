@@ -143,8 +143,8 @@ def cannot_merge(path: str, refused: Iterable[str]) -> OptionError:
 
 
 _REMOVE_FEATURES: Final = (
-    "remove them from the table (ALTER TABLE delta.`PATH` DROP FEATURE, DROP CONSTRAINT, or ALTER COLUMN … "
-    "TYPE STRING)"
+    "remove these features from the table (ALTER TABLE delta.`PATH` DROP FEATURE, DROP CONSTRAINT, or ALTER "
+    "COLUMN … TYPE STRING)"
 )
 
 

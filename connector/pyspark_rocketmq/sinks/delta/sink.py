@@ -380,7 +380,7 @@ class DeltaSink:
                 f"Cannot read from the log of {self.path} how far group {consumer_group} had got in the "
                 f"restored version: {self._table.storage.describe_error(exc)} "
                 "Stop the query, find the highest queueOffset of each queue in the rows, and pass {queue: "
-                "highest queueOffset + 1} first to the offset store's reset, then to DeltaSink.rewind. "
+                "highest queueOffset + 1} first to the offset store's reset(), then to DeltaSink.rewind(). "
                 f"{NEWER_ROWS_ONLY}"
             ) from exc
         if then is log:
@@ -396,7 +396,7 @@ class DeltaSink:
         if missed:
             raise OffsetError(
                 f"Group {consumer_group} was not moved in {'; '.join(map(str, missed))}: somebody claimed or "
-                "moved them meanwhile. Stop every query of the group, and call follow_restore again."
+                "moved these queues meanwhile. Stop every query of the group, and call follow_restore again."
             )
         self.rewind(consumer_group, {queue: record.next_offset for queue, record in records.items()})
         logger.warning(

@@ -558,8 +558,9 @@ class SinkTable:
             f"gap{kept}, run in Python: `from pyspark_rocketmq import DeltaSink; sink = "
             f"DeltaSink({self.path!r}); sink.rewind({consumer_group!r}, {{key.queue: offset for key, "
             f"offset in sink.watermarks({consumer_group!r}).items()}})`. (3) To start over with an empty "
-            "sink and all messages that brokers have, remove the table, and move the group by "
-            "`pyspark-rocketmq offsets reset --to earliest`."
+            "sink and all messages that brokers still have, remove the table, and move the group by "
+            "`pyspark-rocketmq offsets reset --to earliest --conf FILE`. This also removes rows that others "
+            "wrote into the table, and rows whose messages brokers no longer have."
         )
 
     def _warn_of_restores(self, consumer_group: str) -> None:
@@ -570,9 +571,10 @@ class SinkTable:
         logger.warning(
             "the log of the sink %s no longer reaches back to the last commit of group %s: if the table was "
             "restored or replaced since then, rows are missing that the group's watermarks count as written. "
-            "Compare DeltaSink(path).watermarks(group) with the highest queueOffset of each queue in the "
-            "table, and correct them with DeltaSink.rewind. %s Keep the log longer than a group may be idle "
-            "(delta.logRetentionDuration).",
+            "Stop the group's queries, and compare DeltaSink(path).watermarks(group) with the highest "
+            "queueOffset of each queue in the table. If rows are missing, lower the watermarks with "
+            "DeltaSink.rewind and start a query: its error names the ways to get the rows. %s Keep the log "
+            "longer than a group may be idle (delta.logRetentionDuration).",
             masked(self.path),
             consumer_group,
             NEWER_ROWS_ONLY,
