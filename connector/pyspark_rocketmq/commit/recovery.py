@@ -60,8 +60,9 @@ def seed_offsets_from_sink(store: OffsetStore, sink: Sink, consumer_group: str) 
     note_sink_ahead(store, sink, consumer_group)
     logger.warning(
         "the offset store has no offset of group %s in %d queues, but the sink has its rows: there the group "
-        "goes on where the sink ends, whatever consume_from_where is; to consume messages again, reset the "
-        "group store=%r sink=%s %s",
+        "goes on where the sink ends, whatever consume_from_where is; to consume messages again, stop the "
+        "query and reset the group (`pyspark-rocketmq offsets reset --to POSITION --conf FILE`) store=%r "
+        "sink=%s %s",
         consumer_group,
         len(starts),
         store,
@@ -106,7 +107,8 @@ def check_sink(store: OffsetStore, sink: Sink, consumer_group: str) -> None:
             "the sink %s lacks rows of group %s in %d queues, because it was not a sink of the query when "
             "their messages were consumed: it gets only messages that are consumed from now on. To give it "
             "earlier ones too, stop the query now and reset the group's offsets there "
-            "(`pyspark-rocketmq offsets reset`); once a queue has moved, this is not reported again %s",
+            "(`pyspark-rocketmq offsets reset --to POSITION --conf FILE`); a queue that has moved is not "
+            "reported again %s",
             left_out.standing.name,
             consumer_group,
             len(left_out.behind),

@@ -226,7 +226,8 @@ class Compactor:
             logger.warning(
                 "the sink no longer compacts small files path=%s: version %d is an OPTIMIZE by delta-rs, "
                 "which doubles rows if another compaction runs at the same time. Set compaction=False at the "
-                "sink, or run `pyspark-rocketmq tables compact` instead of delta-rs' OPTIMIZE.",
+                "sink, or run `pyspark-rocketmq tables compact --option table=PATH` instead of delta-rs' "
+                "OPTIMIZE.",
                 path,
                 version,
             )
@@ -234,9 +235,9 @@ class Compactor:
         if missed and optimizes:
             logger.error(
                 "ROWS ARE DOUBLED path=%s: version %d, an OPTIMIZE by delta-rs, has compacted %s that had "
-                "been replaced since it began. Stop the table's queries and RESTORE the table to version %d, "
-                "which also removes later rows of all writers. Then start the queries and follow their "
-                "errors.",
+                "been replaced since the OPTIMIZE began. Stop the table's queries and RESTORE the table to "
+                "version %d, which also removes later rows of all writers. Then start the queries and follow "
+                "their errors.",
                 path,
                 version,
                 counted(missed, "file"),

@@ -342,8 +342,8 @@ class LogFiles:
         if isinstance(newest, dict):
             return newest
         raise ValueError(
-            f"The file _last_checkpoint in the log of {self.table_uri} holds no JSON object. Restore it, or "
-            "have Spark or delta-rs write a new checkpoint."
+            f"The file _last_checkpoint in the log of {self.table_uri} is not a JSON object. Restore the "
+            "file, or have Spark or delta-rs write a new checkpoint."
         )
 
     def _checkpoint_rows(self, path: str) -> list[dict[str, Any]]:

@@ -253,10 +253,11 @@ def _texts_of(given: object) -> dict[str, str]:
     where = "storage options"
     if not isinstance(given, Mapping):
         raise OptionError(
-            (f"they are of type {type(given).__name__}; give a mapping of names to values",), where=where
+            (f"storage options are of type {type(given).__name__}; give a mapping of names to values",),
+            where=where,
         )
     problems = [
-        f"'{name}' is of type {type(value).__name__}; give it as a string"
+        f"storage option '{name}' is of type {type(value).__name__}; give a string"
         for name, value in given.items()
         if not isinstance(value, str | bool | int)
     ]
