@@ -282,6 +282,5 @@ def test_a_lost_offset_is_logged_once(
         store.read(GROUP)
 
     lost = [text for text in caplog.messages if "has lost the group's offset" in text]
-    assert lost == 2 * [
-        f"the broker has lost the group's offset, and gets this one group={GROUP} {Q0} next_offset=4"
-    ]
+    text = "the broker has lost the group's offset, and the query stores next_offset there"
+    assert lost == 2 * [f"{text} group={GROUP} {Q0} next_offset=4"]

@@ -181,7 +181,8 @@ class BrokerOffsetStore:
             self._owners |= dict.fromkeys(claimed, owner)
         for queue in sorted(news):
             logger.warning(
-                "the broker has lost the group's offset, and gets this one group=%s %s next_offset=%d",
+                "the broker has lost the group's offset, and the query stores next_offset there group=%s %s "
+                "next_offset=%d",
                 consumer_group,
                 queue,
                 begun[queue],
@@ -276,8 +277,8 @@ class BrokerOffsetStore:
         if consumer_group != self._group.consumer_group:
             raise OffsetError(
                 f"This store has only the offsets of group {self._group.consumer_group} at its brokers, and "
-                f"cannot store those of group {consumer_group}. Nothing was stored. Open a store for that "
-                "group."
+                f"cannot store those of group {consumer_group}. Nothing was stored. Open a store "
+                f"for group {consumer_group}."
             )
 
     def _read(self, queues: Collection[MessageQueue] | None = None) -> Answers:

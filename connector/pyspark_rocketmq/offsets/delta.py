@@ -367,9 +367,9 @@ class DeltaOffsetStore(RowOffsetStore):
             if self._table_id is not None:
                 raise OffsetError(
                     f"The offset table {self._path} is gone: deleted, or its storage is not mounted. Nothing "
-                    "was stored. Put the table back and start the query again. If it is started without the "
-                    "table, it continues at the offsets of its sink's table, or at those of the brokers if "
-                    "it has no sink."
+                    "was stored. Put the table back and start the query again. A query that starts without "
+                    "the table continues at the offsets of its sink's table, or, without a sink, at the "
+                    "group's offsets at the brokers."
                 ) from error
             table = create_table(
                 self._path,
@@ -385,9 +385,9 @@ class DeltaOffsetStore(RowOffsetStore):
             raise OffsetError(
                 f"The offset table {self._path} was replaced, or deleted and created again, while this query "
                 "ran. Nothing was stored in the new table. Put the former table back and start the query "
-                "again. If it is started with the new table, it continues at that table's offsets; a group "
-                "that is not in it continues at those of the sink, or at those of the brokers if it has no "
-                "sink."
+                "again. A query that starts with the new table continues at that table's offsets. A group "
+                "that the new table lacks continues at the offsets of its sink's table, or, without a sink, "
+                "at the group's offsets at the brokers."
             )
         self._table_id = table_id
         return TableSnapshot(table, self.storage, needs_delta_rs=False, clock=self._clock)

@@ -154,7 +154,9 @@ class FileOffsetStore(RowOffsetStore):
         """
         folder = local_path(table_uri(path))
         if folder is None:
-            problem = f"'{path}' is no folder of this machine; for other storage use DeltaOffsetStore(path)"
+            problem = (
+                f"'{path}' is not a folder of this machine; for other storage use DeltaOffsetStore(path)"
+            )
             raise OptionError((problem,), where="FileOffsetStore")
         self._folder = Path(folder)
         self._clock = clock or SystemClock()
@@ -208,8 +210,9 @@ class FileOffsetStore(RowOffsetStore):
             raise OffsetError(
                 f"The offsets of group {consumer_group} can be read neither from {main} nor from "
                 f"{_bak(main).name} beside it: {trouble} Put a good copy into one of them. Without one, "
-                "remove both files: the group then continues at the offsets of its sink's table, or where "
-                "consumeFromWhere says if it has no sink."
+                "remove both files: the group then continues at the offsets of its sink's table, or, without "
+                "a sink, at its offsets at the brokers. If there are none either, as in broadcasting, it "
+                "begins where consumeFromWhere says, and may skip messages."
             ) from trouble
         return {}, None
 

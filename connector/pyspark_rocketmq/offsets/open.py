@@ -137,7 +137,7 @@ def checked_rows(
         "newest state back and start the query again. If you cannot, start the query all the same: it "
         "continues at the offsets that the store has now. Messages consumed after that state are then "
         "delivered again, and a sink leaves out the rows that it has. A group that the store lacks continues "
-        "at the offsets of its sink's table, or at those of the brokers if it has no sink."
+        "at the offsets of its sink's table, or, without a sink, at the group's offsets at the brokers."
     )
 
 
@@ -157,7 +157,7 @@ def describe_setbacks(
 
 def _describe_setback(before: OffsetRow, now: OffsetRow | None) -> str:
     if now is None:
-        return f"{before.queue} was at {before.next_offset} and is not there"
+        return f"{before.queue} was at {before.next_offset} and is missing now"
     if now.epoch < before.epoch:
         return (
             f"{before.queue} was at {before.next_offset} in epoch {before.epoch} and is at "
