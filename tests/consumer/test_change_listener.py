@@ -170,7 +170,7 @@ def test_a_new_column_that_an_update_leaves_out() -> None:
 
 @pytest.mark.parametrize(
     ("name", "problem"),
-    [("Amount", "differ only in case"), ("a b", "Delta forbids characters"), (POSITION, "Rename it in the")],
+    [("Amount", "differ only in case"), ("a b", "Delta forbids the column"), (POSITION, "Rename column _")],
 )
 def test_a_column_that_no_table_can_have(name: str, problem: str) -> None:
     """K3: its changes are bad ones, with what to do."""

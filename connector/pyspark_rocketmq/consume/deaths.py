@@ -53,11 +53,11 @@ class DeathCounts:
             self._deaths[queue] = _Deaths(next_offset, before.times + 1, error or before.error)
         times = [self._deaths[queue].times for queue in reached]
         if min(times, default=0) >= _MOST_DEATHS:
-            return self._error(reached, _MOST_DEATHS, "further")
+            return self._error(reached, _MOST_DEATHS, "without getting further")
         if max(times, default=0) >= _MOST_DEATHS_BESIDE_OTHERS:
             # The cause may also be a queue that moves a little each time. An idle queue has no message that
             # could be the cause.
-            return self._error(reached, _MOST_DEATHS_BESIDE_OTHERS, "further in all of their queues")
+            return self._error(reached, _MOST_DEATHS_BESIDE_OTHERS, "while one of their queues stood still")
         return None
 
     def forgive(self, queues: Iterable[MessageQueue]) -> None:
@@ -65,18 +65,18 @@ class DeathCounts:
         for queue in queues:
             self._deaths.pop(queue, None)
 
-    def _error(self, reached: Mapping[MessageQueue, int], deaths: int, further: str) -> RocketMQError:
+    def _error(self, reached: Mapping[MessageQueue, int], deaths: int, meanwhile: str) -> RocketMQError:
         listed = "; ".join(f"{queue} offset={next_offset}" for queue, next_offset in sorted(reached.items()))
         reported = next((each.error for queue in reached if (each := self._deaths[queue]).error), "")
         if reported:
             return RocketMQError(
-                f"{deaths} tasks failed one after the other without getting {further}. The last error that "
+                f"{deaths} tasks failed one after the other {meanwhile}. The last error that "
                 f"they reported: {reported.rstrip('.')}. Correct its cause and start the query again: it "
                 f"continues at {listed}."
             )
         return RocketMQError(
-            f"{listed}: {deaths} tasks died one after the other without getting {further}. A message "
-            "at such an offset may end the Python worker: look at the executors' logs. If it cannot be "
-            "consumed, skip it: `pyspark-rocketmq offsets skip --messages 1 --topic TOPIC --queue BROKER:ID "
-            "--conf FILE`."
+            f"{listed}: {deaths} tasks died one after the other {meanwhile}. The message "
+            "at one of these offsets may end the Python worker: look at the executors' logs. If the message "
+            "cannot be consumed, skip it: `pyspark-rocketmq offsets skip --messages 1 --topic TOPIC --queue "
+            "BROKER:ID --conf FILE`."
         )

@@ -600,7 +600,9 @@ class RangeWindow:
         if self._settings.is_group_read:
             return QueueReset(f"{queue}: an operator has reset the group's offset to {target}.", target)
         if self._has_met_reset:
-            moved = f"offset {asked} moved, again and again, although the queue has it; somebody may be "
+            moved = (
+                f"it has moved offset {asked} again and again, although the queue has it; somebody may be "
+            )
             return self._busy(PullStatus.OFFSET_ILLEGAL, moved + "resetting the group's offsets all the time")
         self._has_met_reset = True
         text = "a reset stored at the broker is ignored, because this query has no consumerGroup group=%s %s"
@@ -627,13 +629,16 @@ class RangeWindow:
         reaches = f"reaches {end}" if self._has_open_end else f"reached {end} when the range was planned"
         return self._busy(
             PullStatus.NO_NEW_MSG,
-            f"nothing at offset {asked} although the queue {reaches}; the broker may be recovering. If this "
-            "goes on, look at the broker's log",
+            f"it has nothing at offset {asked}, although the queue {reaches}; the broker may be recovering. "
+            "If this goes on, look at the broker's log",
         )
 
     def _busy(self, status: PullStatus, text: str) -> SystemBusy:
         request = f"PULL_MESSAGE {self._of.planned.queue}"
-        return SystemBusy(int(status), text, request=request, address=self._of.address)
+        error = SystemBusy(int(status), text, request=request, address=self._of.address)
+        # The class's advice is for an overloaded broker.
+        vars(error)["advice"] = ""
+        return error
 
     def _queue_is_gone(self, asked: int, error: RocketMQError) -> DataLoss | None:
         """Return the data loss if the broker's ``error`` says that the topic or the queue no longer exists.

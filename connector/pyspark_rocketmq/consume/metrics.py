@@ -167,7 +167,7 @@ def _watched(found: Any) -> Watched:
     except LookupError as error:
         raise ValueError(str(error)) from None
     if not all(isinstance(number, int | float) for number in (*numbers, *minute, *hour)):
-        raise TypeError(f"{found!r:.80} has something that is no number")
+        raise TypeError(f"{found!r:.80} has something that is not a number")
     return Watched(at, (minute_s, hour_s), minute, hour)
 
 

@@ -355,10 +355,10 @@ def _has_nan(value: Any) -> bool:
 def removal(change: SchemaChange, removed: Sequence[str]) -> SchemaChanged:
     """Return the error that ends the query at a statement that drops or renames columns of its table."""
     problem = SchemaChanged(
-        f"The source has dropped or renamed {', '.join(removed)} of {change.table}, which the table "
-        f"still has ({change.statement:.200}). While no query writes the table, rewrite it without these "
-        "columns (in Spark: mode overwrite with overwriteSchema=true); or keep them, with "
-        "schema_changes='lenient'"
+        f"The source has dropped or renamed {', '.join(removed)} of {change.table}, which the change "
+        f"table still has ({change.statement:.200}). While no query writes the change table, rewrite it "
+        "without these columns, which deletes their values (in Spark: mode overwrite with "
+        "overwriteSchema=true); or keep them, with schema_changes='lenient'"
     )
     problem.columns = list(removed)
     return problem

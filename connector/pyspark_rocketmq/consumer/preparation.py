@@ -135,7 +135,7 @@ def log_unused_start(store: OffsetStore, consumer_group: str, where: ConsumeFrom
         logger.info(
             "group %s goes on where it was: %r has its progress in %d queues, so consume_from_where=%s is "
             "not used. To consume messages again, stop the query and reset the group's offsets "
-            "(`pyspark-rocketmq offsets reset`)",
+            "(`pyspark-rocketmq offsets reset --to POSITION --conf FILE`)",
             consumer_group,
             store,
             len(rows),

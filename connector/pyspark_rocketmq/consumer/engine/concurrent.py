@@ -647,7 +647,11 @@ class ConcurrentRun(RangeRun):
             return
         for number, (indexes, call) in self._out.items():
             if not set(expired).isdisjoint(indexes):
-                logger.error("listener call takes too long %s", self._describe(call.messages))
+                logger.error(
+                    "listener call takes too long %s consumeTimeout_s=%g",
+                    self._describe(call.messages),
+                    self._machine.settings.consume_timeout_s,
+                )
                 self._workers.abandon(number)
         if not self._is_broadcast:
             self._begin_send_back(expired, EXPIRED_DELAY_LEVEL)
