@@ -59,7 +59,7 @@ def test_a_peer_without_the_key_is_refused_on_either_side() -> None:
 
     false_hub, task = sessions(hub_key=b"another")
     task.receive(false_hub.greeting())
-    with pytest.raises(RemoteProtocolError, match="is not the query's hub"):
+    with pytest.raises(RemoteProtocolError, match="another one than the query's driver"):
         task.receive(json.dumps({"proof": "0" * 64}).encode())
 
 

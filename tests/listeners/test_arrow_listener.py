@@ -462,15 +462,15 @@ def test_a_column_that_must_not_be_null_is_asked_for() -> None:
         ({"name": ["a"]}, "rows without column 'queueOffset' for a delivery of 4 messages"),
         (
             {"queueOffset": [20], "name": ["a"]},
-            "is not the offset of a delivered message: these are 10 to 13",
+            "is not the offset of a delivered message: the delivery has the offsets 10 to 13",
         ),
         (
             {"queueOffset": [None], "name": ["a"]},
-            "is not the offset of a delivered message: these are 10 to 13",
+            "is not the offset of a delivered message: the delivery has the offsets 10 to 13",
         ),
         (
             {"queueOffset": ["10"], "name": ["a"]},
-            "is not the offset of a delivered message: these are 10 to 13",
+            "is not the offset of a delivered message: the delivery has the offsets 10 to 13",
         ),
     ],
 )

@@ -151,7 +151,7 @@ def test_the_frame_has_the_source_s_columns() -> None:
         (
             {"queueOffset": [12], "name": ["a"]},
             ListenerError,
-            "is not the offset of a delivered message: these are 10 to 15",
+            "is not the offset of a delivered message: the delivery has the offsets 10 to 15",
         ),
         ({"queueOffset": [10], "nam": ["a"]}, SchemaError, "nam, which the output schema does not have"),
         ({"queueOffset": [10], "size": ["a"]}, SchemaError, "for column 'size'|column 'size'"),

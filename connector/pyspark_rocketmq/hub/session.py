@@ -162,11 +162,13 @@ class Session:
         proof = self._proof("other" if self._is_hub else "hub")
         if not hmac.compare_digest(self._text(greeting, "proof").encode(), proof.encode()):
             consequence = (
-                "it belongs to another query or program"
+                "belongs to another query or program"
                 if self._is_hub
-                else "it is not the query's hub, but another process at that address"
+                else "is another one than the query's driver"
             )
-            raise RemoteProtocolError(f"{self._peer}: it does not have the query's key, so {consequence}.")
+            raise RemoteProtocolError(
+                f"{self._peer}: the process there does not have the query's key, so it {consequence}."
+            )
         hub, other = (
             hmac.digest(self._key, f"{side}|{self._nonces}".encode(), "sha256") for side in ("hub", "other")
         )
@@ -196,8 +198,8 @@ class Session:
         value = greeting.get(name)
         if not isinstance(value, str):
             raise RemoteProtocolError(
-                f"{self._peer}: its greeting lacks {name!r}, so it is another program, or another version of "
-                "pyspark-rocketmq."
+                f"{self._peer}: the greeting of the process there lacks {name!r}, so the process is another "
+                "program, or has another version of pyspark-rocketmq."
             )
         return value
 

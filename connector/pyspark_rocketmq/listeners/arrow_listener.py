@@ -98,7 +98,7 @@ def _with_owners(rows: pa.RecordBatch, delivered: ArrowMessages) -> pa.RecordBat
     if not pa.types.is_integer(given.type) or given.null_count or not _are_all_in(given, offsets):
         raise ListenerError(
             f"The listener returned a row whose '{QUEUE_OFFSET}' is not the offset of a delivered message: "
-            f"these are {offsets[0]} to {offsets[-1]}. Copy the column from the messages."
+            f"the delivery has the offsets {offsets[0]} to {offsets[-1]}. Copy the column from the messages."
         )
     return rows
 

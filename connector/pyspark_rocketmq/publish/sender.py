@@ -366,8 +366,8 @@ class Sender:
         if self._require_send_ok and result.status is not SendStatus.SEND_OK:
             raise RowNotSent(
                 batch.shown(),
-                f"{queue} answered {result.status.name}, an error with requireSendOk=true. Repair the "
-                "broker, or set requireSendOk=false to accept such answers.",
+                f"the broker of {queue} answered {result.status.name}, an error with requireSendOk=true. "
+                "Repair the broker, or set requireSendOk=false to accept such answers.",
                 is_stored=True,
             )
 

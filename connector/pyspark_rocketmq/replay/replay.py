@@ -373,8 +373,8 @@ def _check_logs(partitions: Mapping[MessageQueue, QueuePartition], done: Iterabl
             if part.is_slave or brokers_of(part).is_slave(part.address, queue.broker_name):
                 raise TransportError(
                     part.address,
-                    f"it is a slave of {queue.broker_name}, and lacks messages of {queue} that were "
-                    "replayed. Run the replay again when the master is back.",
+                    f"the broker there is a slave of {queue.broker_name}, and lacks messages of {queue} that "
+                    "were replayed. Run the replay again when the master is back.",
                 ) from None
             raise
 

@@ -81,8 +81,8 @@ def master_bounds(how: QueuePartition) -> QueueBounds:
     if brokers.is_slave(how.address, queue.broker_name):
         raise TransportError(
             how.address,
-            f"it is listed as master of {queue.broker_name}, but is a slave, which may lack messages that "
-            "were sent. Run the replay again when the master is back.",
+            f"the broker there is listed as master of {queue.broker_name}, but is a slave, which may lack "
+            "messages that were sent. Run the replay again when the master is back.",
         )
     return QueueBounds(brokers.min_offset(how.address, queue), brokers.max_offset(how.address, queue))
 

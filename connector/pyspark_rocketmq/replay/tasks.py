@@ -340,7 +340,7 @@ class TargetQueue:
                 raise TransportError(
                     error.address,
                     f"{len(results)} of {len(parts)} parts of a batch were stored, then: {error.detail}. Run "
-                    "the replay again: it does not send stored messages twice",
+                    "the replay again: it does not send stored messages twice.",
                 ) from error
         less_durable = (one.status for one in results if one.status is not SendStatus.SEND_OK)
         return replace(results[0], status=next(less_durable, SendStatus.SEND_OK))

@@ -145,8 +145,8 @@ def _known(columns: Sequence[str]) -> Sequence[str]:
     unknown = [name for name in columns if name not in MESSAGE_SCHEMA.names]
     if unknown:
         raise SchemaError(
-            f"The argument columns of change_columns names what is no column of format('rocketmq'): "
-            f"{', '.join(unknown)}. Its columns are {', '.join(MESSAGE_SCHEMA.names)}."
+            f"The argument columns of change_columns names {', '.join(unknown)}, but format('rocketmq') has "
+            f"no such column. Choose from {', '.join(MESSAGE_SCHEMA.names)}."
         )
     return columns
 
