@@ -9,6 +9,7 @@ import logging
 import threading
 import weakref
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
 import pytest
@@ -373,6 +374,37 @@ def test_a_queue_that_is_reset_while_a_batch_takes_long_is_dropped(query: Query)
     assert instructions.fate(A) is Fate.DROPPED
     assert not instructions.is_given_up(B)
     query.hub.end([], could_ask=True)
+
+
+@pytest.mark.parametrize("ends", ["committed", "job failed", "commit failed"])
+def test_a_stop_says_whether_the_batch_was_committed_and_not_only_that_it_is_over(
+    query: Query, ends: str
+) -> None:
+    """B7: a batch that has failed is over, too, and its messages are consumed again."""
+    query.begin([])
+    with ThreadPoolExecutor(1) as other:
+        stopped = other.submit(query.hub.stop_tasks, PATIENCE_S)
+        wait_until(lambda: query.hub._hub.query(lambda state: state.is_stopping), reason="The stop")
+        if ends == "job failed":
+            query.hub.cut_short()
+        else:
+            query.hub.end([], could_ask=True)
+        if ends == "committed":
+            query.hub.over(1, lambda: None)
+        else:
+            query.hub.failed()
+
+        assert stopped.result() is (ends == "committed")
+
+
+def test_a_batch_after_one_that_failed_may_be_committed(query: Query) -> None:
+    """B7: a batch that could not begin is not committed either; the answer is that of the newest batch."""
+    query.hub.failed()
+    assert not query.hub.stop_tasks(0.0)
+    query.hub.begin(3, refuse_nothing)
+    query.hub.over(query.hub.end([], could_ask=True).plan, lambda: None)
+
+    assert query.hub.stop_tasks(PATIENCE_S)
 
 
 def test_it_ends_with_its_query_and_not_within_a_batch(query: Query) -> None:

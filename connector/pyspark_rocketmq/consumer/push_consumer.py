@@ -466,10 +466,11 @@ class PushConsumer:
             within_s: How long to wait before the query is stopped in any case.
 
         Returns:
-            Whether the batch was committed in time. A batch of engine ``state`` or of a message table, or one
-            whose tasks cannot connect to the driver, must end by itself in that time. In three cases the
-            result is False without waiting: over Spark Connect, which has no connection to the process that
-            commits; if the driver could not open a port; and if the query had already ended.
+            Whether the batch was committed in time; False if it has failed. A batch of engine ``state`` or
+            of a message table, or one whose tasks cannot connect to the driver, must end by itself in that
+            time. In three cases the result is False without waiting: over Spark Connect, which has no
+            connection to the process that commits; if the driver could not open a port; and if the query had
+            already ended.
         """
         hub = self._hubs.pop(str(query.runId), None)
         is_committed = hub is not None and is_active(query) and hub.stop_tasks(within_s)

@@ -142,6 +142,8 @@ class DriverControl:
         self._has_no_batch = threading.Event()
         """Set while no batch, and no commit of one, is under way."""
         self._has_no_batch.set()
+        self._has_failed = False
+        """Whether the newest batch has failed, or could not begin."""
         self._is_look_wanted = threading.Event()
         self._is_closed = False
         self._is_drained = False
@@ -223,10 +225,11 @@ class DriverControl:
     def stop_tasks(self, within_s: float) -> bool:
         """End tasks after their current calls, and wait until their batch is committed.
 
-        Tasks that connect later do not begin. Return whether the batch is over within ``within_s`` seconds.
+        Tasks that connect later do not begin. Return whether the batch is committed within ``within_s``
+        seconds; False if it has failed.
         """
         self._stop_tasks()
-        return self._has_no_batch.wait(within_s)
+        return self._has_no_batch.wait(within_s) and not self._has_failed
 
     def _stop_tasks(self) -> None:
         self._hub.report(lambda state: state.stop(self._clock.monotonic_s()))
@@ -245,6 +248,7 @@ class DriverControl:
             self._has_no_batch.set()
             return None
         self._make = make
+        self._has_failed = False
         self._is_under_way = True
         must_ask, self._batches = self._hub.query(lambda state: (state.batch_begins(batch_id), state.batches))
         self._began_s = self._clock.monotonic_s()
@@ -314,6 +318,8 @@ class DriverControl:
 
     def failed(self) -> None:
         """Note that a batch could not begin, or could not be committed, so that its query ends."""
+        # Do this first: a thread that waits for the batch's end then asks how the batch has ended.
+        self._has_failed = True
         self._has_no_batch.set()
         if self._is_under_way:
             self._is_under_way = False
