@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -12,6 +15,7 @@ from pyspark_rocketmq.consume.latencies import LatencyHistogram, StoreLatencies
 from pyspark_rocketmq.consume.part import Group, Part, QueueAck
 from pyspark_rocketmq.consumer import batch as module
 from pyspark_rocketmq.consumer.batch import BatchRunner, Job
+from pyspark_rocketmq.consumer.push_consumer import PushConsumer
 from pyspark_rocketmq.errors import RocketMQError
 from pyspark_rocketmq.hub.driver_end import BatchEnd, MakeCommit
 from pyspark_rocketmq.hub.state import Commit
@@ -47,6 +51,7 @@ class Played:
         self.reports: list[BatchReport] = []
         self.store = MemoryOffsetStore("commits-ahead", clock=FakeClock())
         self.store.claim(GROUP, "me", {A: 0, B: 0})
+        self.on_report: Callable[[], None] = lambda: None
         self.commit: MakeCommit | None = None
         self.job: Callable[[MakeCommit], Sequence[Part]] = lambda commit: []
         monkeypatch.setattr(module, "run_job", lambda batch, writer, engine, terms: self._run())
@@ -55,7 +60,7 @@ class Played:
             store=self.store,
             sink=None,
             query_id=lambda: "query",
-            listeners=[self.reports.append],
+            listeners=[self.reports.append, lambda _: self.on_report()],
             mirror=self,
             hub=self,  # type: ignore[arg-type]
             clock=self.clock,
@@ -125,6 +130,45 @@ def test_groups_are_committed_while_the_job_runs_and_the_rest_at_its_end(
     assert played.offsets == {A: 6, B: 9}
     assert [sorted(ack.start for ack in report.acks) for report in played.reports] == [[0, 0], [3], [4]]
     assert played.done == ["show", "show", "end", "show", "over 7"]
+
+
+def test_a_query_that_is_stopped_from_within_its_own_batch_is_refused_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """B7: the stop would wait for the batch, and the batch for the stop; on both threads that commit."""
+    played = Played(monkeypatch)
+    consumer = PushConsumer(consumer_group=GROUP, name_servers="127.0.0.1:1", offset_store="memory:here")
+    stops: list[object] = []
+    errors: list[str] = []
+
+    def query(name: str) -> Any:
+        return SimpleNamespace(id=name, runId=name, isActive=True, stop=lambda: stops.append(name))
+
+    def stop() -> None:
+        assert not consumer.stop(query("another"))
+        try:
+            consumer.stop(query("query"))
+        except RocketMQError as error:
+            errors.append(str(error))
+
+    def job(commit: MakeCommit) -> list[Part]:
+        with ThreadPoolExecutor(1, "early") as other:
+            other.submit(commit, Commit(Group((part(A, 0, 3),)))).result()
+            # This thread has left the batch again.
+            assert not other.submit(consumer.stop, query("query")).result()
+        return [part(B, 0, 4)]
+
+    hub: Any = SimpleNamespace(stop_tasks=lambda _: True, close=lambda: None)
+    played.on_report = stop
+    played.run(job)
+
+    assert len(errors) == 2
+    assert "early_0" in errors[0]
+    assert all("from another thread" in error for error in errors)
+    assert stops == ["another", "query", "another"]
+    consumer._hubs["query"] = hub
+    assert consumer.stop(query("query"))
+    assert consumer._hubs == {}
 
 
 def test_only_a_queue_that_leaves_waits_for_its_broker_and_all_do_at_the_end(

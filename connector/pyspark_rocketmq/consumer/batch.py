@@ -14,7 +14,9 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable, Sequence
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import NamedTuple
 
 from pyspark.sql import DataFrame
@@ -31,6 +33,25 @@ from pyspark_rocketmq.offsets.store import OffsetStore, QueueCommit
 from pyspark_rocketmq.sinks.base import RowWriter, Sink
 
 logger = logging.getLogger(__name__)
+
+_here = threading.local()
+"""Has in ``queries`` the ids of the queries of which the thread runs a batch, or commits a part of one."""
+
+
+@contextmanager
+def _within_batch_of(query_id: str) -> Iterator[None]:
+    """Note during the ``with`` block that the calling thread runs or commits a batch of the query."""
+    before: tuple[str, ...] = getattr(_here, "queries", ())
+    _here.queries = (*before, query_id)
+    try:
+        yield
+    finally:
+        _here.queries = before
+
+
+def is_within_batch_of(query_id: str) -> bool:
+    """Return whether the calling thread runs or commits a batch of the query, as in a batch listener."""
+    return query_id in getattr(_here, "queries", ())
 
 
 class Job(NamedTuple):
@@ -125,14 +146,15 @@ class BatchRunner:
             Exception: The error of the job, if it has failed; it ends the query, too.
         """
         query_id = self._query_id()
-        self._before_batch()
-        under_commit = self._parts.begin(query_id, batch_id)
-        try:
-            self._evaluate(batch, under_commit)
-        except BaseException:
-            if self._hub is not None:
-                self._hub.failed()
-            raise
+        with _within_batch_of(query_id):
+            self._before_batch()
+            under_commit = self._parts.begin(query_id, batch_id)
+            try:
+                self._evaluate(batch, under_commit)
+            except BaseException:
+                if self._hub is not None:
+                    self._hub.failed()
+                raise
 
     def _evaluate(self, batch: DataFrame, under_commit: BatchUnderCommit) -> None:
         end = self._run(batch, under_commit)
@@ -177,7 +199,8 @@ class BatchRunner:
                 under_commit.batch_id,
                 ", ".join(map(str, sorted(leaving))),
             )
-        committed = self._commit(commit, under_commit, is_ahead=True)
+        with _within_batch_of(under_commit.query_id):
+            committed = self._commit(commit, under_commit, is_ahead=True)
         self._parts.await_shown([stored for queue, stored in self._committed.items() if queue in leaving])
         return committed
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
@@ -23,6 +24,7 @@ from pyspark.sql.types import StructType
 
 from pyspark_rocketmq.client.producer.send_back import SendBackSettings
 from pyspark_rocketmq.commit.pipeline import BatchListener
+from pyspark_rocketmq.consumer.batch import is_within_batch_of
 from pyspark_rocketmq.consumer.batch_function import (
     CommitterParts,
     ServerFunction,
@@ -459,7 +461,9 @@ class PushConsumer:
     def stop(self, query: StreamingQuery, within_s: float = 30.0) -> bool:
         """Stop a query of this consumer after the listener's running calls, and commit its batch.
 
-        Without this, ``query.stop()`` aborts the batch, so that its messages are consumed again.
+        Without this, ``query.stop()`` aborts the batch, so that its messages are consumed again. Do not call
+        this in a batch listener of the query, or in its sink: set a flag there, and call this in another
+        thread, such as the main thread.
 
         Args:
             query: Return value of :meth:`start`.
@@ -471,7 +475,19 @@ class PushConsumer:
             time. In three cases the result is False without waiting: over Spark Connect, which has no
             connection to the process that commits; if the driver could not open a port; and if the query had
             already ended.
+
+        Raises:
+            RocketMQError: If the calling thread runs or commits a batch of the query, as in a batch listener.
+                Nothing is stopped: the batch would wait for this call, and this call for the batch.
         """
+        if is_within_batch_of(str(query.id)):
+            raise RocketMQError(
+                "PushConsumer.stop() was called within a batch of the query that it is to stop, in thread "
+                f"{threading.current_thread().name!r}, which a batch listener or a sink must not do: it "
+                "would wait for the end of this batch, and the batch for it. Set a flag there, such as a "
+                "threading.Event, and call stop() from another thread, such as the main thread, once the "
+                "flag is set."
+            )
         hub = self._hubs.pop(str(query.runId), None)
         is_committed = hub is not None and is_active(query) and hub.stop_tasks(within_s)
         query.stop()
