@@ -25,13 +25,14 @@ from pyspark_rocketmq.consumer.batch_function import (
 from pyspark_rocketmq.consumer.engine.state import NOT_OVER_CONNECT
 from pyspark_rocketmq.errors import OptionError, RocketMQError, StorageNotShared
 from pyspark_rocketmq.hub import task_end
-from pyspark_rocketmq.hub.driver_end import Committed, DriverControl
+from pyspark_rocketmq.hub.driver_end import BatchEnd, Committed, DriverControl
 from pyspark_rocketmq.hub.state import Slots
-from pyspark_rocketmq.hub.task_end import ask_driver
+from pyspark_rocketmq.hub.task_end import ControlEndpoint, ask_driver
 from pyspark_rocketmq.model import MessageQueue
 from pyspark_rocketmq.offsets.delta import DeltaOffsetStore
 from pyspark_rocketmq.offsets.store import OffsetStore
 from pyspark_rocketmq.options.read import ReadOptions
+from tests.helpers.parts import part_of
 from tests.helpers.wait import wait_until
 
 A = MessageQueue("T", "broker-a", 0)
@@ -136,12 +137,49 @@ def hub() -> Iterator[DriverControl]:
     made.close()
 
 
-def test_tasks_that_cannot_reach_the_committer_fail_the_batch(hub: DriverControl) -> None:
-    """D1: nobody could end them. With a classic session they go on without."""
-    hub.begin(0, lambda commit: Committed())
+def batch_of(
+    hub: DriverControl, batch_id: int, *, could_ask: bool | None, could_any_ask: bool = True
+) -> tuple[ControlEndpoint, BatchEnd]:
+    """Run a batch with a result; return the rules of its tasks, and its end."""
+    terms = hub.begin(batch_id, lambda commit: Committed())
+    assert terms is not None
+    end = hub.end([part_of(f"of {batch_id}", A)], could_ask=could_ask, could_any_ask=could_any_ask)
+    hub.over(end.plan, lambda: None)
+    return terms, end
 
-    with pytest.raises(RocketMQError, match="the process in which Spark Connect runs foreachBatch"):
-        hub.end([], could_ask=False)
+
+def test_a_batch_fails_if_none_of_its_tasks_can_reach_the_committer(hub: DriverControl) -> None:
+    """D1: nobody could end them. With a classic session they go on without."""
+    with pytest.raises(RocketMQError, match=r"^No task of the batch could connect to .*deliver nothing"):
+        batch_of(hub, 0, could_ask=False, could_any_ask=False)
+
+
+def test_tasks_that_could_ask_are_not_failed_by_one_that_could_not(
+    hub: DriverControl, caplog: pytest.LogCaptureFixture
+) -> None:
+    """D1: what they have delivered is committed, and the queues of that one wait for the next batch, whose
+    tasks must ask, too.
+    """
+    for batch_id, could_ask in enumerate([False, False, True, False, None, False]):
+        terms, end = batch_of(hub, batch_id, could_ask=could_ask)
+        assert terms.must_ask
+        assert end.rest is not None
+        assert end.failure is None
+    assert caplog.text.count("some tasks of the batch could not connect to 127.0.0.1:") == 4
+    assert "commit_interval" not in caplog.text
+
+
+def test_a_third_batch_in_a_row_with_such_a_task_ends_the_query_once_it_is_committed(
+    hub: DriverControl,
+) -> None:
+    """D1: a machine that never reaches the committer would keep its tasks' queues for ever."""
+    for batch_id in range(2):
+        assert batch_of(hub, batch_id, could_ask=False)[1].failure is None
+    _, end = batch_of(hub, 2, could_ask=False)
+
+    assert end.rest is not None
+    assert "In 3 batches one after the other, some tasks could not connect to 127.0.0.1:" in str(end.failure)
+    assert "What the other tasks have delivered is committed" in str(end.failure)
 
 
 def test_a_worker_ends_within_the_call_when_the_committer_is_gone(

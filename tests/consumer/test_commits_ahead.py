@@ -51,6 +51,7 @@ class Played:
         self.reports: list[BatchReport] = []
         self.store = MemoryOffsetStore("commits-ahead", clock=FakeClock())
         self.store.claim(GROUP, "me", {A: 0, B: 0})
+        self.failure: RocketMQError | None = None
         self.on_report: Callable[[], None] = lambda: None
         self.commit: MakeCommit | None = None
         self.job: Callable[[MakeCommit], Sequence[Part]] = lambda commit: []
@@ -72,7 +73,7 @@ class Played:
 
     def _run(self) -> Job:
         assert self.commit is not None
-        return Job(self.job(self.commit), True)
+        return Job(self.job(self.commit), could_ask=True, could_any_ask=True)
 
     # --- the hub --------------------------------------------------------------------------------------------
 
@@ -80,9 +81,9 @@ class Played:
         self.commit = commit
         return "terms"
 
-    def end(self, parts: Sequence[Part], *, could_ask: bool | None) -> BatchEnd:
+    def end(self, parts: Sequence[Part], *, could_ask: bool | None, could_any_ask: bool) -> BatchEnd:
         self.done.append("end")
-        return BatchEnd(7, Group(tuple(parts)) if parts else None)
+        return BatchEnd(7, Group(tuple(parts)) if parts else None, self.failure)
 
     def cut_short(self) -> None:
         self.done.append("cut short")
@@ -130,6 +131,20 @@ def test_groups_are_committed_while_the_job_runs_and_the_rest_at_its_end(
     assert played.offsets == {A: 6, B: 9}
     assert [sorted(ack.start for ack in report.acks) for report in played.reports] == [[0, 0], [3], [4]]
     assert played.done == ["show", "show", "end", "show", "over 7"]
+
+
+def test_an_error_for_which_the_query_ends_after_the_batch_leaves_nothing_uncommitted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """D1, H1: tasks that could not connect fail the query, but not those that could."""
+    played = Played(monkeypatch)
+    played.failure = RocketMQError("Tasks could not connect.")
+
+    with pytest.raises(RocketMQError, match="could not connect"):
+        played.run(lambda _: [part(A, 0, 3)])
+
+    assert played.offsets == {A: 3, B: 0}
+    assert played.done == ["end", "show", "over 7", "failed"]
 
 
 def test_a_query_that_is_stopped_from_within_its_own_batch_is_refused_at_once(

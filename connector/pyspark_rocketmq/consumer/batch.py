@@ -62,6 +62,8 @@ class Job(NamedTuple):
     already used its copy of a part, the part is here, too."""
     could_ask: bool | None
     """Whether all tasks that had to connect to the driver could; None if none had to."""
+    could_any_ask: bool = False
+    """Whether at least one of these tasks could."""
 
 
 def run_job(
@@ -90,7 +92,7 @@ def run_job(
         parts += map(Part.from_facts, json.loads(row["parts"]))
         if row["could_ask"] is not None:
             asked.append(row["could_ask"])
-    return Job(parts, all(asked) if asked else None)
+    return Job(parts, could_ask=all(asked) if asked else None, could_any_ask=any(asked))
 
 
 class BatchRunner:
@@ -141,8 +143,9 @@ class BatchRunner:
 
         Raises:
             SinkSetBack: If the sink lacks rows below the group's offsets. Nothing was consumed.
-            RocketMQError: If data or offsets could not be committed, or a task could not connect although it
-                must. The query then ends; when it starts again, Spark runs the batch again.
+            RocketMQError: If data or offsets could not be committed, or tasks that must connect could not.
+                The query then ends; when it starts again, Spark runs the batch again, without what is
+                committed.
             Exception: The error of the job, if it has failed; it ends the query, too.
         """
         query_id = self._query_id()
@@ -163,6 +166,8 @@ class BatchRunner:
         if self._hub is not None:
             committed = tuple(self._committed.values())
             self._hub.over(end.plan, lambda: self._parts.await_shown(committed))
+        if end.failure is not None:
+            raise end.failure
 
     def _run(self, batch: DataFrame, under_commit: BatchUnderCommit) -> BatchEnd:
         """Run the batch's job; return the results that are still to be committed.
@@ -184,7 +189,7 @@ class BatchRunner:
         except BaseException:
             self._hub.cut_short()
             raise
-        return self._hub.end(job.parts, could_ask=job.could_ask)
+        return self._hub.end(job.parts, could_ask=job.could_ask, could_any_ask=job.could_any_ask)
 
     def _commit_ahead(self, commit: Commit, under_commit: BatchUnderCommit) -> Committed:
         """Make a commit while the job of the batch still runs.

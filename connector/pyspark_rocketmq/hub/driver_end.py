@@ -40,6 +40,8 @@ _LOOK_EVERY_S: Final = 1.0
 _LONG_COMMIT_S: Final = 10.0
 """Time after which a commit that is under way is reported, in seconds; at most once a minute."""
 _REPORT_EVERY_S: Final = 60.0
+_MOST_HELD_BACK: Final = 3
+"""Number of batches in a row with held-back tasks after which the query ends (Spark Connect)."""
 
 
 class Committed(NamedTuple):
@@ -64,6 +66,26 @@ class BatchEnd(NamedTuple):
     rest: Group | None = None
     """Results in the job's output that no task had sent to the driver before; None if there are none. The
     caller commits them."""
+    failure: RocketMQError | None = None
+    """Error with which the query ends once the caller has committed the batch; None if the query goes on."""
+
+
+class HeldBackTasks:
+    """Decides when tasks that could not connect end a query whose tasks must be connected; no I/O, no clock.
+
+    Such a task is *held back*: it delivers nothing, and the next batch continues its queues. A failure of the
+    network ends soon; after three batches in a row with held-back tasks, a machine seems to be cut off, which
+    would keep queues from being consumed.
+    """
+
+    def __init__(self) -> None:
+        self._in_a_row = 0
+
+    def batch_ends(self, *, could_ask: bool | None) -> bool:
+        """Note whether all tasks of a batch were connected (None: none had to); return whether to go on."""
+        if could_ask is not None:
+            self._in_a_row = 0 if could_ask else self._in_a_row + 1
+        return self._in_a_row < _MOST_HELD_BACK
 
 
 class DriverControl:
@@ -102,7 +124,8 @@ class DriverControl:
             storage_options: Returns the options with which the planner reaches the offset store.
             look_every_s: Pause between two comparisons of the batch with the offset store, in seconds.
             ends_tasks: Whether tasks must end by themselves when their connection breaks, because Spark does
-                not end them when this process ends. If True, a batch with an unconnected task fails.
+                not end them when this process ends. If True, a task that cannot connect is held back in each
+                batch: it delivers nothing (``HeldBackTasks``). Requires ``must_ask``.
             calls_end_s: Time for which Spark lets a Python worker go on after its job has ended, in seconds.
             interval_s: Shortest time between two commits while a job runs, in seconds. If it is None, a
                 running job commits only results of queues that are given up.
@@ -121,6 +144,7 @@ class DriverControl:
         self._calls_end_s = calls_end_s
         self._wants_cuts = interval_s is not None
         self._is_warned = False
+        self._held_back = HeldBackTasks()
         self._work: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._over: SimpleQueue[tuple[int, int, Callable[[], None]] | None] = SimpleQueue()
         self._batches = 0
@@ -254,7 +278,7 @@ class DriverControl:
         self._began_s = self._clock.monotonic_s()
         return ControlEndpoint(self._hub.address, batch_id, must_ask, self._ends_tasks, self._wants_cuts)
 
-    def end(self, parts: Sequence[Part], *, could_ask: bool | None) -> BatchEnd:
+    def end(self, parts: Sequence[Part], *, could_ask: bool | None, could_any_ask: bool = False) -> BatchEnd:
         """End a batch whose job is complete.
 
         Accept no further result, and wait until the accepted ones are committed.
@@ -263,31 +287,58 @@ class DriverControl:
             parts: The results in the job's output. Those that no task has sent before are returned.
             could_ask: Whether all tasks of the batch with ranges were connected to the hub; None if no task
                 had ranges.
+            could_any_ask: Whether at least one of these tasks was connected.
 
         Raises:
-            RocketMQError: If a task was not connected although Spark does not end tasks with this process
-                (Spark Connect), or if a task has failed with an error that would occur again in each attempt.
+            RocketMQError: If no task was connected although Spark does not end tasks with this process (Spark
+                Connect), or if a task has failed with an error that would occur again in each attempt.
             BaseException: The error of a commit that was given up.
         """
-        failure = self._end_job(could_ask=could_ask, is_whole=True)
-        if could_ask is False and self._ends_tasks:
-            raise RocketMQError(
-                f"Tasks could not connect to {self._hub.address.host}:{self._hub.address.port}, the process "
-                "in which Spark Connect runs foreachBatch, and Spark does not end them when the query ends. "
-                "Nothing was delivered. Let executors reach that host (spark.driver.host), or use a classic "
-                "session."
-            )
+        # Over Spark Connect tasks must always ask. Without this, those of the next batch would not have to.
+        asked = (could_ask or None) if self._ends_tasks else could_ask
+        failure = self._end_job(could_ask=asked, is_whole=True)
+        goes_on = not self._ends_tasks or self._held_back.batch_ends(could_ask=could_ask)
+        if self._ends_tasks and could_ask is False and not could_any_ask:
+            raise self._unconnected("No task of the batch could connect to")
         if failure is not None:
             raise failure
-        if could_ask is False and self._wants_cuts and not self._is_warned:
+        if could_ask is False:
+            self._warn_of_unconnected()
+        last_error = None
+        if not goes_on:
+            last_error = self._unconnected(
+                f"In {_MOST_HELD_BACK} batches one after the other, some tasks could not connect to",
+                "What the other tasks have delivered is committed. ",
+            )
+        return self._hub.query(lambda state: BatchEnd(state.plan, state.rest(parts), last_error))
+
+    def _unconnected(self, what: str, others: str = "") -> RocketMQError:
+        return RocketMQError(
+            f"{what} {self._hub.address.host}:{self._hub.address.port}, the process in which Spark Connect "
+            "runs foreachBatch. Spark does not end tasks when the query ends, so tasks without this "
+            f"connection deliver nothing. {others}Let executors reach that host (spark.driver.host), or use "
+            "a classic session."
+        )
+
+    def _warn_of_unconnected(self) -> None:
+        """Log what it costs that tasks of a batch could not connect."""
+        host, port = self._hub.address.host, self._hub.address.port
+        if self._ends_tasks:
+            logger.warning(
+                "some tasks of the batch could not connect to %s:%d and have delivered nothing, so their "
+                "queues wait for the next batch. If this occurs again, let executors reach that host "
+                "(spark.driver.host)",
+                host,
+                port,
+            )
+        elif self._wants_cuts and not self._is_warned:
             self._is_warned = True
             logger.warning(
                 "each micro-batch is committed at its end, without regard to commit_interval: tasks could "
                 "not connect to %s:%d. Let executors reach that host (spark.driver.host)",
-                self._hub.address.host,
-                self._hub.address.port,
+                host,
+                port,
             )
-        return self._hub.query(lambda state: BatchEnd(state.plan, state.rest(parts)))
 
     def cut_short(self) -> None:
         """End a batch whose job has failed or was cancelled.

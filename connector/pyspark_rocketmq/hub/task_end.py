@@ -84,7 +84,7 @@ _TAKEN_S: Final = 30.0
 _AGAIN_AFTER_S: Final = 60.0
 """Pause, in seconds, before tasks that can also run without the driver try again to connect to it."""
 _PAUSE_S: Final = 0.5
-"""Pause, in seconds, between the tries of a task with open ranges, which cannot do without the driver."""
+"""Pause, in seconds, between the tries of a task that cannot do without the driver."""
 _CONNECTIONS: Final = 3
 """Maximum number of connections that a task tries, if each is lost just before the task is registered."""
 _CALLS_END_S: Final = 2.0
@@ -868,10 +868,12 @@ def _registered(
     """Register a task on a connection to its driver; return None if no connection can be made.
 
     If a connection is lost just before the task's registration, try another one. Return None if three
-    connections are lost in this way.
+    connections are lost in this way. A task that cannot do without its driver, in real time and over Spark
+    Connect, tries to connect for ten seconds.
     """
+    is_needed = terms.ends_tasks or open_for_s is not None
     for _ in range(_CONNECTIONS):
-        connection = _connected(terms) if open_for_s is None else _surely_connected(terms)
+        connection = _surely_connected(terms) if is_needed else _connected(terms)
         if connection is None:
             return None
         instructions = connection.begin(places, is_cut=terms.wants_cuts, open_for_s=open_for_s)
@@ -881,9 +883,9 @@ def _registered(
 
 
 def _surely_connected(terms: ControlEndpoint) -> _DriverConnection | None:
-    """Connect for a task with open ranges; return None if that fails for ten seconds.
+    """Connect for a task that cannot do without its driver; return None if that fails for ten seconds.
 
-    In that case the task fails, and Spark soon gives up the query.
+    In that case a task with open ranges fails, and another one is held back: it delivers nothing.
     """
     tried = threading.Event()
     deadline = Deadline.after(SystemClock(), RECONNECT_S)
