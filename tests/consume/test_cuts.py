@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
 
 import pytest
 
@@ -686,6 +686,128 @@ def test_a_queue_that_stands_fails_the_batch_late_if_another_one_of_its_task_mov
     assert [text.startswith(begin) for text, begin in zip(failures, named, strict=True)] == [True] * len(
         named
     )
+
+
+class Deaths:
+    """Batches in each of which an open task dies, until the query fails."""
+
+    def __init__(self, lives_s: float = 120.0, *, is_silent: bool = False, error: str | None = None) -> None:
+        self.cuts = Cuts(0.5)
+        self.lives_s = lives_s
+        self.is_silent = is_silent
+        self.error = error
+        self.failures: list[str] = []
+        self.number = 0
+
+    def plan(self, *tasks: Mapping[MessageQueue, int], at_end: Collection[MessageQueue]) -> None:
+        """Begin a batch of ``tasks``, given by the starts of their queues."""
+        self.cuts.begin_batch()
+        for number, task in enumerate(tasks):
+            places = {queue: Place(1, start) for queue, start in task.items()}
+            here = frozenset(at_end) & places.keys()
+            self.cuts.begin(f"task {number}", number, 0, places, 0.0, is_open=True, at_end=here)
+
+    def one(self, task: Mapping[MessageQueue, int], *, at_end: Collection[MessageQueue]) -> None:
+        """Let the only task of a batch die."""
+        self.number += 1
+        self.plan(task, at_end=at_end)
+        if self.error is None:
+            self.cuts.lost("task 0", self.lives_s, is_silent=self.is_silent)
+        else:
+            self.cuts.done("task 0", self.lives_s, error=self.error)
+        places = {queue: Place(1, start) for queue, start in task.items()}
+        actions = self.cuts.begin("again", 0, 1, places, self.lives_s + 1.0, is_open=True)
+        self.failures += [str(each.error) for each in actions if isinstance(each, Fail)]
+        self.cuts.close(self.lives_s + 2.0)
+
+    def until_failure(self, task: Mapping[MessageQueue, int], *, at_end: Collection[MessageQueue]) -> str:
+        while not self.failures and self.number < 30:
+            self.one(task, at_end=at_end)
+        return self.failures[0] if self.failures else ""
+
+
+@pytest.mark.parametrize("is_silent", [False, True])
+def test_machines_that_are_taken_away_from_queues_without_messages_fail_no_batch(*, is_silent: bool) -> None:
+    """D1: decommissioning and spot instances end executors one after the other, and nothing is wrong."""
+    assert Deaths(is_silent=is_silent).until_failure({A: 5, B: 9}, at_end=(A, B)) == ""
+
+
+@pytest.mark.parametrize(
+    ("deaths", "at_end", "advises_skip"),
+    [
+        pytest.param(Deaths(), (), True, id="a message may be there"),
+        pytest.param(Deaths(), (B,), True, id="a message is in one of the queues"),
+        pytest.param(Deaths(lives_s=59.0), (A, B), False, id="its beginning ends it"),
+        pytest.param(Deaths(lives_s=79.0, is_silent=True), (A, B), False, id="silent since its beginning"),
+        pytest.param(Deaths(error="No space."), (A, B), False, id="it reports an error"),
+    ],
+)
+def test_a_death_whose_cause_may_be_in_the_query_counts_and_no_absent_message_is_to_be_skipped(
+    deaths: Deaths, at_end: tuple[MessageQueue, ...], *, advises_skip: bool
+) -> None:
+    """D1: the same number as ever, whatever the other queues of the task have."""
+    text = deaths.until_failure({A: 5, B: 9}, at_end=at_end)
+
+    assert deaths.number == 4
+    assert "4 tasks" in text
+    assert ("offsets skip" in text) is advises_skip
+    assert (f"A message at {A} offset=5 may end" in text) is (at_end == (B,))
+
+
+def test_a_message_that_comes_to_a_quiet_queue_and_ends_its_worker_counts_from_its_first_death_on() -> None:
+    """D1: the plan before the first death saw no message, and the plan after it does."""
+    deaths = Deaths()
+    for _ in range(6):
+        # The sixth death is the message's.
+        deaths.one({A: 5}, at_end=(A,))
+    for _ in range(3):
+        assert deaths.failures == []
+        deaths.one({A: 5}, at_end=())
+
+    assert "offsets skip" in deaths.failures[0]
+
+
+def test_a_death_is_taken_back_once_plans_have_had_all_queues_of_the_task() -> None:
+    """D1: the next plans may give the queues to other tasks, or leave one out for a while."""
+    deaths = Deaths()
+    for _ in range(12):
+        deaths.one({A: 5, B: 9}, at_end=(A, B))
+        assert deaths.failures == []
+        for tasks in ([{B: 9}], [{C: 0}, {A: 5}]):
+            deaths.plan(*tasks, at_end=(A, B, C))
+            deaths.cuts.close(1.0)
+
+
+@pytest.mark.parametrize("later", [None, 10], ids=["in no plan", "at another offset"])
+def test_a_death_counts_as_long_as_it_is_not_known_whether_one_of_its_queues_had_a_message(
+    later: int | None,
+) -> None:
+    """D1: another member may have the queue by then, or an operator has reset it."""
+    deaths = Deaths()
+    for number in range(12):
+        assert deaths.failures == []
+        other = MessageQueue("T", "broker-b", number)
+        deaths.one({A: 5, other: 9}, at_end=(A,))
+        deaths.plan({A: 5} if later is None else {A: 5, other: later}, at_end=(A, other))
+        deaths.cuts.close(1.0)
+
+    assert len(deaths.failures) == 1
+
+
+def test_a_quiet_death_that_is_forgiven_is_not_taken_back_too() -> None:
+    """D1: otherwise a message that ends its worker would have a death more."""
+    deaths = Deaths()
+    deaths.one({A: 5, B: 9}, at_end=(A, B))
+    deaths.plan({A: 5}, at_end=(A,))
+    deaths.cuts.done("task 0", 1.0)
+    deaths.cuts.close(1.1)
+    deaths.number = 0
+    deaths.one({A: 5}, at_end=())
+    deaths.plan({B: 9}, at_end=(B,))
+    deaths.cuts.close(1.0)
+
+    assert deaths.until_failure({A: 5}, at_end=()) != ""
+    assert deaths.number == 4
 
 
 def test_an_error_that_another_attempt_would_meet_again_fails_the_batch() -> None:

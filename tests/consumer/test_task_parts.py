@@ -548,6 +548,27 @@ def test_ranges_that_a_task_has_not_begun_may_go_on_unless_their_queues_leave(
     assert handed == ([{A}] if is_cut and ends == "stop" else [])
 
 
+def test_a_task_reports_which_of_its_queues_had_no_message_when_they_were_planned(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """D1: so that the driver does not blame a message for the end of its machine."""
+    asked: list[frozenset[MessageQueue]] = []
+    monkeypatch.setattr(task, "ask_driver", lambda *_, at_end, **__: asked.append(at_end))
+    options = ReadOptions.parse({"nameServers": "127.0.0.1:1", "topic": "T"})
+    partitions = partitions_of(
+        [QueueRange.between(queue, 0, 9, epoch=1) for queue in (A, B)],
+        options,
+        {"broker-a": BrokerAddress("127.0.0.1:1")},
+        {},
+    )
+    rows = ticket_rows(Ticket(tuple(partitions), 1, 300.0, frozenset({B})))
+    terms = ControlEndpoint(HubAddress.new("127.0.0.1", 1), 7, must_ask=True)
+
+    with pytest.raises(RocketMQError, match="only the driver can end its tasks"):
+        list(BatchTask(None, lambda *_: iter(()), terms)(iter([rows])))
+    assert asked == [frozenset({B})]
+
+
 @pytest.mark.parametrize("open_for_s", [None, 300.0])
 def test_a_task_that_cannot_reach_its_driver_consumes_nothing_and_fails_if_only_the_driver_can_end_it(
     monkeypatch: pytest.MonkeyPatch, open_for_s: float | None

@@ -83,16 +83,24 @@ TO_DRIVER: tuple[tuple[ToDriver, str], ...] = (
         ),
         (
             f'{{"type":"begin","task":"t","batch":7,"partition":2,"attempt":1,"queues":{_PLACES},"tasks":5,'
-            '"for_s":null,"connection":1}'
+            '"for_s":null,"at_end":[],"connection":1}'
         ),
     ),
     (
         TaskBegins(
-            task="t", batch_id=7, partition=2, attempt=0, places={}, tasks=5, open_for_s=300.0, connection=3
+            task="t",
+            batch_id=7,
+            partition=2,
+            attempt=0,
+            places={},
+            tasks=5,
+            open_for_s=300.0,
+            at_end=BOTH,
+            connection=3,
         ),
         (
             '{"type":"begin","task":"t","batch":7,"partition":2,"attempt":0,"queues":[],"tasks":5,'
-            '"for_s":300.0,"connection":3}'
+            f'"for_s":300.0,"at_end":{_BOTH},"connection":3}}'
         ),
     ),
     (

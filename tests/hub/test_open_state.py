@@ -63,6 +63,7 @@ class Driver:
         connection: int = 1,
         tasks: int = 2,
         now_s: float = 100.0,
+        at_end: frozenset[MessageQueue] = frozenset(),
     ) -> list[Action]:
         start = TaskBegins(
             task=task,
@@ -72,6 +73,7 @@ class Driver:
             places=dict.fromkeys(queues, Place(1, 0)),
             tasks=tasks,
             open_for_s=FOR_S,
+            at_end=at_end & frozenset(queues),
             connection=connection,
         )
         return self.state.task_begins(peer(task, connection), start, now_s)
@@ -88,8 +90,10 @@ class Driver:
         handed = PartHandedOver(task, part, cut=None, ends=frozenset())
         return self.state.handed_over(peer(task, connection), handed, 101.0)
 
-    def breaks(self, task: str, *, connection: int = 1, is_silent: bool = False) -> list[Action]:
-        return self.state.lost(peer(task, connection), 102.0, is_silent=is_silent)
+    def breaks(
+        self, task: str, *, connection: int = 1, is_silent: bool = False, now_s: float = 102.0
+    ) -> list[Action]:
+        return self.state.lost(peer(task, connection), now_s, is_silent=is_silent)
 
     def is_done(self, task: str, *, connection: int = 1, now_s: float = 110.0) -> list[Action]:
         return self.state.task_done(peer(task, connection), task, None, now_s)
@@ -429,6 +433,19 @@ def test_the_fourth_death_of_a_task_at_the_same_offset_fails_the_batch() -> None
         if batch < 3:
             assert failures == [None]
     assert f"{A} offset=0: 4 tasks died one after the other" in str(failures[0])
+
+
+def test_machines_that_are_taken_away_from_a_queue_without_messages_fail_no_batch() -> None:
+    """D1: the tasks of the next batch report that there was nothing to deliver."""
+    driver = Driver(begins=False)
+    for batch in range(9):
+        driver.begins("one", A, connection=batch + 1, at_end=BOTH)
+        driver.begins("two", B, partition=1, at_end=BOTH)
+        driver.breaks("one", connection=batch + 1, now_s=161.0)
+        driver.begins("again", A, attempt=1, now_s=162.0)
+        driver.is_done("two")
+        assert flushed(driver.job_is_over(170.0)) == [None]
+        driver.state.batch_begins(7)
 
 
 def test_an_error_that_fails_each_task_at_the_same_offset_is_the_batchs_error() -> None:

@@ -43,6 +43,19 @@ def test_a_queue_of_which_no_bounds_are_known_has_a_task_too() -> None:
     ]
 
 
+def test_a_ticket_names_its_queues_that_had_no_message_when_they_were_planned() -> None:
+    """D1: if its machine is taken away, no message was the cause; without bounds this is not known."""
+    bounds = {queue(number): QueueBounds(0, end) for number, end in enumerate((7, 8, 7))}
+    ranges = [open_range(number, 7) for number in range(4)]
+
+    tasks = open_tasks_of(ranges, bounds, slots=2, open_for_s=1.0)
+
+    at_end = {queue(0), queue(2)}
+    assert {each for task in tasks for each in task.tickets[0].at_end} == at_end
+    for (ticket,) in (task.tickets for task in tasks):
+        assert ticket.at_end == at_end & {each.planned.queue for each in ticket.partitions}
+
+
 def test_the_query_s_thresholds_are_each_queue_s_however_many_a_task_has() -> None:
     """D13"""
     options = {

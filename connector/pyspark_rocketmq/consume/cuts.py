@@ -19,7 +19,9 @@ planned end), the later attempt consumes nothing and ends the batch; the next ba
 the offset store. The earlier attempt may still be alive. Then its last part counts, and the batch is not over
 before the earlier attempt has ended or paused. The batch fails when a task has died four times while none of
 its queues moved, or twelve times while one of them did not move, perhaps because it has no messages. A
-queue's deaths are forgiven when the queue moves, or when its task ends well in a batch. If the ranges are
+queue's deaths are forgiven when the queue moves, or when its task ends well in a batch. A death after a quiet
+minute is taken back if later plans find no message where the task's queues are: its machine was taken away
+(:mod:`~pyspark_rocketmq.consume.deaths`). If the ranges are
 *closed* (with a planned end), nothing more is accepted from the earlier attempt. The later attempt leaves out
 queues of which a part has arrived, which the next batch continues; it consumes the other queues from their
 start.
@@ -71,6 +73,8 @@ _CLOSED_S: Final = 1.0
 """Time within which a task notices that its connection is closed, and ends its running call, in seconds."""
 _SILENCE_S: Final = 20.0
 """Time for which a task may go on when nothing comes from its driver, in seconds."""
+_BEGINNING_S: Final = 60.0
+"""Time in which a task dies if its beginning ends it, such as an import or the listener's ``open``."""
 _NOTHING: Final[Queues] = frozenset()
 
 
@@ -249,6 +253,7 @@ class _Task:
     queues: Queues
     is_stopped: bool
     """True if the task was stopped before it delivered anything."""
+    began_s: float
     known: dict[str, None] = field(default_factory=dict)
     """Ids of the task's newest parts that have arrived, in order; older ones were confirmed long ago."""
     is_connected: bool = True
@@ -259,6 +264,8 @@ class _Task:
     """The error that the task has reported, on one line; empty if it has not failed, or reported none."""
     pauses_at_s: float = -inf
     """Time at which the task certainly delivers no more, because its connection is lost."""
+    lived_until_s: float = -inf
+    """Time until which the task has certainly lived, once its connection is lost."""
 
     @property
     def is_running(self) -> bool:
@@ -268,6 +275,12 @@ class _Task:
         self.known[part_id] = None
         if len(self.known) > _KNOWN_PARTS:
             del self.known[next(iter(self.known))]
+
+    def was_quiet(self, now_s: float) -> bool:
+        """Return whether the task, which is dead at ``now_s``, got past its beginning without an error."""
+        # If its connection is not lost, it may have been dead for as long as a silent one is not noticed.
+        until_s = now_s - _SILENCE_S if self.is_connected else self.lived_until_s
+        return not self.is_done and until_s - self.began_s >= _BEGINNING_S
 
     def may_deliver(self, now_s: float) -> bool:
         is_at_it = self.is_connected or now_s < self.pauses_at_s
@@ -425,6 +438,7 @@ class Cuts:
         now_s: float,
         *,
         is_open: bool = False,
+        at_end: Queues = _NOTHING,
     ) -> list[Action]:
         """Answer a task that is going to begin with its queues, at the positions of the plan.
 
@@ -442,6 +456,7 @@ class Cuts:
             places: The position of each of the task's queues in the plan.
             now_s: Now.
             is_open: Whether the task's ranges are open, so that it runs until the driver ends it (rule 3).
+            at_end: Queues that had no message at their position when they were planned.
         """
         batch = self._batch
         former = batch.newest.get(partition)
@@ -451,15 +466,16 @@ class Cuts:
             return [Answer(task, is_stopped=True)]
         is_another = self._is_another_attempt(former, attempt)
         is_stopped = (is_another and is_open) or self.is_ending
-        mine = _Task(task, partition, attempt, frozenset(places), is_stopped)
+        mine = _Task(task, partition, attempt, frozenset(places), is_stopped, now_s)
         batch.tasks[task] = batch.newest[partition] = mine
         if not is_another:
             batch.reached.update(places)
+            self._deaths.planned({queue: place.next_offset for queue, place in places.items()}, at_end)
             return [Answer(task, is_stopped)]
         if not is_open:
             return self._replace(former, mine, places, now_s)
         answer = Answer(task, is_stopped=True)
-        return [answer, *self._died(former, places), *self.end(EndReason.PLAN, now_s)]
+        return [answer, *self._died(former, places, now_s), *self.end(EndReason.PLAN, now_s)]
 
     def resume(self, task: str, in_doubt: Collection[str]) -> list[Action]:
         """Answer a task that is connected again and cannot be sure which of its parts have arrived.
@@ -550,6 +566,7 @@ class Cuts:
         """
         if (mine := self._batch.tasks.get(task)) is not None:
             mine.is_connected = False
+            mine.lived_until_s = now_s - (_SILENCE_S if is_silent else 0.0)
             mine.pauses_at_s = now_s + (_SILENCE_S if is_silent else _CLOSED_S)
             self._forget_answer(task)
         return self._go_on(now_s)
@@ -760,7 +777,7 @@ class Cuts:
         answer = Answer(mine.name, mine.is_stopped, dropped=mine.queues & batch.poisoned, left_out=left_out)
         return [answer, *stopped, *self._go_on(now_s)]
 
-    def _died(self, former: _Task | None, places: Mapping[MessageQueue, Place]) -> list[Action]:
+    def _died(self, former: _Task | None, places: Mapping[MessageQueue, Place], now_s: float) -> list[Action]:
         """Count the death of a task's attempt; return a ``Fail`` if there were too many deaths, else nothing.
 
         The death does not count if the attempt, ``former``, was stopped before it delivered anything.
@@ -770,7 +787,9 @@ class Cuts:
         reached = {
             queue: self._batch.reached.get(queue, place).next_offset for queue, place in places.items()
         }
-        error = self._deaths.count(reached, "" if former is None else former.error)
+        reported = "" if former is None else former.error
+        is_quiet = former is not None and former.was_quiet(now_s)
+        error = self._deaths.count(reached, reported, is_quiet=is_quiet)
         return [] if error is None else self._fail(error)
 
     def _schedule(self, now_s: float) -> None:

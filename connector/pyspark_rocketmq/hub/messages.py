@@ -286,6 +286,8 @@ class TaskBegins:
     """Number of tasks of the batch."""
     open_for_s: Annotated[Seconds, _Key("for_s")] = None
     """Length of the batch in seconds if its ranges are open; None for closed ranges."""
+    at_end: Queues = frozenset()
+    """Queues that had no message at their first offset when they were planned; empty for closed ranges."""
     connection: int = 1
     """Number of this connection, counted from 1 by the task's process.
 

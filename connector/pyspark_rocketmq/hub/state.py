@@ -553,7 +553,13 @@ class HubState:
         if is_open and self._may_nobody_begin:
             ended = self._carry_out(self._cuts.end(EndReason.STOP, now_s), now_s)
         answer, *others = self._cuts.begin(
-            start.task, start.partition, start.attempt, start.places, now_s, is_open=is_open
+            start.task,
+            start.partition,
+            start.attempt,
+            start.places,
+            now_s,
+            is_open=is_open,
+            at_end=start.at_end,
         )
         assert isinstance(answer, cuts.Answer)
         if answer.is_stopped:

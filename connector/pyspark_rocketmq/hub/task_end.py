@@ -498,7 +498,15 @@ class TaskControl(RangeInstructions):
         self._connection.forget(self)
         self._calls.lasting = dict
 
-    def ask(self, batch_id: int, partition: int, *, attempt: int, tasks: int) -> None:
+    def ask(
+        self,
+        batch_id: int,
+        partition: int,
+        *,
+        attempt: int,
+        tasks: int,
+        at_end: frozenset[MessageQueue] = frozenset(),
+    ) -> None:
         """Ask the driver with which of the task's queues to begin; then call :meth:`await_answer`."""
         with self._guard:
             self._begin = TaskBegins(
@@ -509,6 +517,7 @@ class TaskControl(RangeInstructions):
                 places=self._places,
                 tasks=tasks,
                 open_for_s=self._open_for_s,
+                at_end=at_end,
                 connection=self._connection.number,
             )
             self._is_last = tasks == 1 and not self.is_open
@@ -820,6 +829,7 @@ def ask_driver(
     attempt: int = 0,
     tasks: int = 1,
     open_for_s: float | None = None,
+    at_end: frozenset[MessageQueue] = frozenset(),
 ) -> TaskControl | None:
     """Ask the driver which of a task's ranges to leave out, and wait for its answer.
 
@@ -833,11 +843,12 @@ def ask_driver(
         attempt: Number of the attempt, from 0.
         tasks: Number of tasks of the batch.
         open_for_s: Length of the batch in seconds if its ranges are open; None for closed ranges.
+        at_end: Queues that had no message at their first offset when they were planned.
     """
     instructions = _registered(terms, places, open_for_s)
     if instructions is None:
         return None
-    instructions.ask(terms.batch_id, partition, attempt=attempt, tasks=tasks)
+    instructions.ask(terms.batch_id, partition, attempt=attempt, tasks=tasks, at_end=at_end)
     if instructions.await_answer():
         return instructions
     instructions.forget()

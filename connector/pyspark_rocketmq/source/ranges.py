@@ -198,6 +198,8 @@ class Ticket(NamedTuple):
 
     A task with open ranges has only this ticket.
     """
+    at_end: frozenset[MessageQueue] = frozenset()
+    """Queues that had no message at the start of their open range when it was planned."""
 
 
 @dataclass(frozen=True)
@@ -251,8 +253,21 @@ def open_tasks_of(
         for each in ranges
     ]
     tasks = deal(backlogs, slots)
+    at_end = [
+        each.planned.queue in bounds and bounds[each.planned.queue].max_offset <= each.planned.start
+        for each in ranges
+    ]
     return [
-        SharedTask((Ticket(tuple(ranges[index] for index in task), len(tasks), open_for_s),))
+        SharedTask(
+            (
+                Ticket(
+                    tuple(ranges[index] for index in task),
+                    len(tasks),
+                    open_for_s,
+                    frozenset(ranges[index].planned.queue for index in task if at_end[index]),
+                ),
+            )
+        )
         for task in tasks
     ]
 

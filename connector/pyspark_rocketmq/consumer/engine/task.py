@@ -280,6 +280,7 @@ class BatchTask:
             attempt=attempt,
             tasks=tickets[0].tasks,
             open_for_s=open_for_s,
+            at_end=tickets[0].at_end,
         )
         if asked is None and open_for_s is not None:
             address = self._terms.address
