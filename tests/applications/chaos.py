@@ -172,7 +172,7 @@ class Chaos:
             name: Slot(
                 name,
                 partial(RunningApplication, self._group),
-                lambda: {row.owner for row in self._group.rows().values()},
+                lambda: {row.owner_id for row in self._group.rows().values()},
                 cycle(paces[number:] + paces[:number]),
                 say=self._say,
                 problem=self._problem,

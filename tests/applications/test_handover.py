@@ -53,7 +53,7 @@ class Handover:
             # Real brokers do this every ten seconds.
             self._cluster.look_at_clock()
             rows = self.rows()
-            return len(rows) == QUEUES and {row.owner for row in rows} == wanted
+            return len(rows) == QUEUES and {row.owner_id for row in rows} == wanted
 
         wait_patiently(are_owners, LONG_S, reason=f"{wanted} having all queues")
         claimed = {row.queue: row.next_offset for row in self.rows()}

@@ -168,7 +168,7 @@ class MixedGroup:
         return {
             queue
             for queue, row in rows_but_retries(self.store.read(self.group)).items()
-            if row.owner == _SPARK_ID
+            if row.owner_id == _SPARK_ID
         }
 
     def _is_behind(

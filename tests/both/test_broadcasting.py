@@ -145,7 +145,7 @@ def test_every_instance_gets_every_message_and_goes_on_where_it_was(
 
     assert again.messages(50) == 50
     assert again.plan() == two.plan() == []
-    assert {row.owner for row in again.store.read(again.name).values()} == {again.client_id}
+    assert {row.owner_id for row in again.store.read(again.name).values()} == {again.client_id}
     assert len(two.store.read(two.name)) == 2 * QUEUES
 
 

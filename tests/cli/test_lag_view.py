@@ -6,7 +6,7 @@ from typing import Any
 
 from pyspark_rocketmq.cli.offsets.records import Holder, LagView, holder_of, totals
 from pyspark_rocketmq.model import MessageQueue, QueueBounds, QueueState
-from pyspark_rocketmq.offsets.store import OffsetKey, OffsetRow
+from pyspark_rocketmq.offsets.store import OffsetKey, OffsetRow, new_owner
 from pyspark_rocketmq.wire.requests.client_info import ProcessQueueInfo
 
 Q0, Q1 = MessageQueue("orders", "a", 0), MessageQueue("orders", "a", 1)
@@ -124,9 +124,10 @@ def test_an_instance_of_a_broadcasting_group_holds_its_own_row_without_a_lock() 
     members = {"h@i1": {Q0: ProcessQueueInfo()}, "h@i2": {Q0: ProcessQueueInfo()}}
 
     for client_id, group in (("h@i1", "etl@i1"), ("h@i2", "etl@i2")):
-        found = holder_of(OffsetKey.parse(group), row(group=group, owner=client_id), members)
+        for owner in (new_owner(client_id), client_id):
+            found = holder_of(OffsetKey.parse(group), row(group=group, owner=owner), members)
 
-        assert found == Holder(client_id=client_id, locked_at_s=None)
+            assert found == Holder(client_id=client_id, locked_at_s=None)
 
 
 def test_totals_are_of_a_group_and_topic_and_of_what_is_known() -> None:

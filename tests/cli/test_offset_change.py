@@ -48,7 +48,7 @@ from pyspark_rocketmq.group.member import RunningMember
 from pyspark_rocketmq.model import Message, MessageQueue, QueueState
 from pyspark_rocketmq.offsets.delta import DeltaOffsetStore
 from pyspark_rocketmq.offsets.file import FileOffsetStore
-from pyspark_rocketmq.offsets.store import NewGeneration, OffsetStore, QueueCommit
+from pyspark_rocketmq.offsets.store import NewGeneration, OffsetStore, QueueCommit, new_owner
 from pyspark_rocketmq.options.read import ReadOptions
 from pyspark_rocketmq.sinks.against_offsets import SinkStanding, recorded_sinks
 from pyspark_rocketmq.sinks.delta.rules import NUMBER, WATERMARKS, SinkCommit, app_id, group_app_id
@@ -399,7 +399,7 @@ def test_targets_that_only_brokers_know_need_the_brokers(shop: Shop) -> None:
 def test_a_group_that_changed_a_moment_ago_is_taken_for_running(tmp_path: Path) -> None:
     """C5: where nobody can be asked."""
     store = DeltaOffsetStore(tmp_path / "offsets")
-    store.claim(GROUP, "host@one", {A0: 20})
+    store.claim(GROUP, new_owner("host@one"), {A0: 20})
     shop = Shop(store)
 
     with pytest.raises(
@@ -1028,7 +1028,7 @@ def joined(
     member = join_group(options, member_id, store, SystemClock())
     member.start()
     try:
-        rows = store.claim(name, member_id, dict.fromkeys(both_queues_of(member), 0))
+        rows = store.claim(name, new_owner(member_id), dict.fromkeys(both_queues_of(member), 0))
         commits = [QueueCommit(queue=queue, state=QueueState(at, row.epoch)) for queue, row in rows.items()]
         store.commit(name, commits, query_id="q", batch_id=0)
         yield member_id

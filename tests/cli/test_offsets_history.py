@@ -19,7 +19,7 @@ from pyspark_rocketmq.cli.settings import JobFailed
 from pyspark_rocketmq.errors import OffsetError
 from pyspark_rocketmq.model import MessageQueue, QueueState
 from pyspark_rocketmq.offsets.delta import DeltaOffsetStore
-from pyspark_rocketmq.offsets.store import QueueCommit
+from pyspark_rocketmq.offsets.store import QueueCommit, new_owner
 
 A0, A1 = (MessageQueue("orders", "broker-a", number) for number in (0, 1))
 
@@ -28,7 +28,7 @@ A0, A1 = (MessageQueue("orders", "broker-a", number) for number in (0, 1))
 def store(tmp_path: Path) -> DeltaOffsetStore:
     """Versions: 2 claimed, 3 another group, 4 a batch, 5 reset."""
     store = DeltaOffsetStore(tmp_path / "offsets")
-    store.claim("etl", "me", {A0: 0, A1: 0})
+    store.claim("etl", new_owner("me"), {A0: 0, A1: 0})
     store.claim("other", "you", {A0: 3})
     store.commit("etl", [QueueCommit(queue=A0, state=QueueState(8, 1))], query_id="q-1", batch_id=7)
     store.reset("etl", {A1: 5})

@@ -193,7 +193,7 @@ def test_a_member_that_does_not_answer_leaves_its_columns_empty(
     finally:
         faults.clear()
 
-    assert (view.lag, view.holder, view.row.owner) == (MESSAGES - 2, None, member_id)
+    assert (view.lag, view.holder, view.row.owner_id) == (MESSAGES - 2, None, member_id)
     assert f"member does not answer group={group} client_id={member_id}" in caplog.text
 
 

@@ -86,7 +86,7 @@ class Group:
                 MessageQueue(each["topic"], each["brokerName"], each["queueId"]) for each in assignment
             } & all_queues
             rows = spark.store.read(self.name)
-            shares["spark"] = {queue for queue, row in rows.items() if row.owner == owner}
+            shares["spark"] = {queue for queue, row in rows.items() if row.owner_id == owner}
             # Each topic is shared by itself, and not at the same moment.
             are_halves = all(
                 len(each.intersection(topic)) == len(topic) // 2

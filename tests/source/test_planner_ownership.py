@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import logging
-from typing import Any, ClassVar
+from collections.abc import Callable
+from typing import Any, ClassVar, Never
 
 import pytest
 
 from pyspark_rocketmq.consume.planning import LONGEST_LEFT_OUT_S, StuckQueueDetector
+from pyspark_rocketmq.errors import OffsetStoreUnavailable
 from pyspark_rocketmq.model import MessageQueue, QueueBounds, QueueState
 from pyspark_rocketmq.offsets.open import MemoryOffsetStore
-from pyspark_rocketmq.offsets.store import QueueCommit
+from pyspark_rocketmq.offsets.store import QueueCommit, SinkRecord
+from pyspark_rocketmq.stored_values import LastMessage, RememberedMessages
 from tests.helpers.fake_clock import FakeClock
 from tests.source.test_planner import A0, A1, B0, Planning
 
@@ -38,7 +41,7 @@ def test_a_queue_that_comes_back_is_claimed_again_and_planned_from_the_store() -
     planning.ownership.give(A0)
 
     assert planning.next() == [(A0, 2, 5)]
-    assert planning.store.read("g")[A0].owner == "me"
+    assert planning.store.read("g")[A0].owner_id == "me"
     assert planning.store.read("g")[A0].epoch > other.epoch > first_epoch
 
 
@@ -50,6 +53,84 @@ def test_a_queue_that_another_claimed_without_a_lock_is_given_up() -> None:
 
     assert planning.next() == [(A0, 0, 5)]
     assert planning.ownership.claimed_elsewhere == [A1]
+
+
+def _not_moved(_: MemoryOffsetStore) -> None:
+    """Leave the row as it is."""
+
+
+def _reset_by_operator(store: MemoryOffsetStore) -> None:
+    store.reset("g", {A0: 0})
+
+
+def _found_behind_its_sink(store: MemoryOffsetStore) -> None:
+    store.note_sinks("g", {A0: SinkRecord(0, 2, RememberedMessages.of(LastMessage(1, 1001, 64)))})
+
+
+@pytest.mark.parametrize("before", [_not_moved, _reset_by_operator, _found_behind_its_sink])
+@pytest.mark.parametrize("after", [_not_moved, _reset_by_operator, _found_behind_its_sink])
+def test_a_queue_that_another_query_of_the_same_client_id_claimed_is_given_up(
+    before: Callable[[MemoryOffsetStore], None], after: Callable[[MemoryOffsetStore], None]
+) -> None:
+    """C5, H5: two queries under one instance name; else both would consume it, under the rival's epoch."""
+    store = MemoryOffsetStore("test", clock=FakeClock())
+    first, second = (Planning({A0: (0, 5)}, group=True, store=store) for _ in range(2))
+    assert first.next() == [(A0, 0, 5)]
+    before(store)
+    assert second.next() == [(A0, 0, 5)]
+    after(store)
+
+    assert first.next() is None
+    assert first.ownership.claimed_elsewhere == [A0]
+    assert not first.commit(A0, 5)
+    second.next()
+    assert second.commit(A0, 5)
+    assert not second.ownership.claimed_elsewhere
+    # After its pause the first one takes the queue back, and fences the second one off.
+    first.ownership.give(A0)
+    first.view.bounds[A0] = second.view.bounds[A0] = (0, 6)
+    assert first.next() == [(A0, 5, 6)]
+    assert second.next() is None
+    assert second.ownership.claimed_elsewhere == [A0]
+    assert first.commit(A0, 6)
+
+
+def test_a_query_that_is_started_again_under_its_client_id_keeps_its_queues() -> None:
+    """C3, H1: it is not refused by its dead predecessor, which has left its name in the rows."""
+    store = MemoryOffsetStore("test", clock=FakeClock())
+    Planning({A0: (0, 5)}, group=True, store=store).next()
+    again = Planning({A0: (0, 5)}, group=True, store=store)
+
+    assert again.next() == [(A0, 0, 5)]
+    again.store.reset("g", {A0: 1})
+    assert again.next() == [(A0, 1, 5)]
+    assert again.commit(A0, 5)
+    again.ownership.reclaim(A0)
+    again.view.bounds[A0] = (0, 6)
+    assert again.next() == [(A0, 5, 6)]
+    assert not again.ownership.claimed_elsewhere
+
+
+def test_a_claim_that_is_stored_although_its_answer_was_lost_is_the_querys_own(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """C3, C5: it is no other query that the store names."""
+    planning = Planning({A0: (0, 5)}, group=True)
+    planning.next()
+    claim = planning.store.claim
+
+    def stored_but_not_answered(*what: Any, **how: Any) -> Never:
+        claim(*what, **how)
+        raise OffsetStoreUnavailable("the answer was lost")
+
+    planning.ownership.reclaim(A0)
+    with monkeypatch.context() as patched:
+        patched.setattr(planning.store, "claim", stored_but_not_answered)
+        for _ in range(2):
+            assert planning.next() is None
+
+    assert planning.next() == [(A0, 0, 5)]
+    assert not planning.ownership.claimed_elsewhere
 
 
 def test_a_queue_lost_while_the_plan_was_made_leaves_it(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,6 +12,7 @@ from pyspark_rocketmq.clock import SystemClock
 from pyspark_rocketmq.errors import OffsetError, OffsetStoreUnavailable
 from pyspark_rocketmq.model import MessageQueue
 from pyspark_rocketmq.offsets.open import MemoryOffsetStore
+from pyspark_rocketmq.offsets.store import new_owner
 from pyspark_rocketmq.options.read import ReadOptions
 from pyspark_rocketmq.source.queue_claims import await_sole_owner, living_members, possible_owners
 from pyspark_rocketmq.wire.codes import RequestCode, ResponseCode
@@ -125,7 +126,7 @@ def options(store: MemoryOffsetStore, name_servers: str = "127.0.0.1:9") -> Read
 def test_the_member_that_claimed_the_rows_may_own_them() -> None:
     """H8: those of other instances say nothing."""
     store = MemoryOffsetStore("owners", clock=FakeClock())
-    store.claim("g@one", ELSEWHERE, {Q0: 0})
+    store.claim("g@one", new_owner(ELSEWHERE), {Q0: 0})
     store.claim("g@two", OTHER, {Q0: 0})
 
     assert possible_owners(options(store), OWN, store) == {OWN, ELSEWHERE}

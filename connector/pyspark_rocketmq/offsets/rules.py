@@ -38,6 +38,7 @@ from pyspark_rocketmq.offsets.store import (
     OffsetRow,
     QueueCommit,
     SinkRecord,
+    client_id_of,
 )
 from pyspark_rocketmq.stored_values import NO_MESSAGES, LastMessage, RememberedMessages
 
@@ -457,7 +458,7 @@ class RowOffsetStore(ABC):
                 at_brokers=at_brokers,
                 rows_before=rows_before,
             ),
-            f"claim by {owner}",
+            f"claim by {client_id_of(owner)}",
         )
 
     def commit(

@@ -19,6 +19,7 @@ namespace ends at the first ``%``, as in RocketMQ. Names of groups and instances
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -34,6 +35,7 @@ from pyspark_rocketmq.wire.namespace import with_namespace
 
 _BEFORE_INSTANCE = "@"
 _AFTER_NAMESPACE = "%"
+_BEFORE_RUN = "~"
 
 StoredKind = type[StoredValue[Any]]
 
@@ -98,8 +100,8 @@ class OffsetRow(NamedTuple):
     """State of the queue. Its epoch is 1 after the first claim or reset. Every later one adds 1, and so do
     a new generation and a sink's record that fences (``OffsetStore.note_sinks``)."""
     owner: str
-    """Client id that made the last claim; empty before the first one, if a reset or a sink's watermark
-    created the row."""
+    """Run of a query that claimed last (:func:`new_owner`); empty before the first one, if a reset or
+    a sink's watermark created the row."""
     query_id: str
     """Query whose batch last moved the row; empty before the first commit, or if something else moved it."""
     batch_id: int
@@ -135,6 +137,11 @@ class OffsetRow(NamedTuple):
         return self.state.epoch
 
     @property
+    def owner_id(self) -> str:
+        """Client id of the owner. Members with one instance name on one machine have the same client id."""
+        return client_id_of(self.owner)
+
+    @property
     def was_reset(self) -> bool:
         """Whether an operator, a command or a member last moved the row (``RESET``, ``SKIPPED``)."""
         return self.batch_id in {RESET, SKIPPED}
@@ -165,6 +172,21 @@ class OffsetRow(NamedTuple):
     def was_moved(self) -> bool:
         """Whether something other than a batch last moved the row."""
         return self.batch_id < 0
+
+
+def new_owner(client_id: str) -> str:
+    """Return a new name under which one run of a query claims queues: ``CLIENT_ID~RUN``.
+
+    The part after the client id is unique. So each run can recognise the claims of another one, even if both
+    have the same client id: a claim and a reset both raise the epoch, but a reset keeps the owner.
+    """
+    return f"{client_id}{_BEFORE_RUN}{uuid.uuid4().hex[:12]}"
+
+
+def client_id_of(owner: str) -> str:
+    """Return the client id of an owner; earlier releases stored only this id."""
+    client_id, mark, _ = owner.rpartition(_BEFORE_RUN)
+    return client_id if mark else owner
 
 
 class StoredField(NamedTuple):
@@ -317,7 +339,7 @@ class OffsetStore(Protocol):
 
         Args:
             consumer_group: The group.
-            owner: Client id of the member.
+            owner: Who claims the queues, by :func:`new_owner`; stored unchanged.
             starts: The queues to claim, each with its start.
             generations: Generations of queues without a row; the first generation if not named.
             at_brokers: The group's offsets at the brokers; None if these were not queried.

@@ -29,7 +29,7 @@ from pyspark_rocketmq.group.broker_offsets import BrokerOffsets, ResetWatch
 from pyspark_rocketmq.group.member import QueueOwnership
 from pyspark_rocketmq.model import MessageQueue, QueueBounds, QueueRange, QueueState
 from pyspark_rocketmq.offsets.open import checked_rows
-from pyspark_rocketmq.offsets.store import NO_ROWS, NOTED, OffsetRow, OffsetStore, is_at_brokers
+from pyspark_rocketmq.offsets.store import NO_ROWS, NOTED, OffsetRow, OffsetStore, is_at_brokers, new_owner
 from pyspark_rocketmq.source.cluster_view import Snapshot
 from pyspark_rocketmq.source.message_lookup import MessageLookup
 from pyspark_rocketmq.source.queue_claims import QueueClaims, Starts, second_owner
@@ -257,7 +257,8 @@ class GroupProgress:
     """Progress of a consumer group: the rows of its offset store, under the epochs this consumer claimed.
 
     A grant is a numbered period in which this member holds a queue. The queue is claimed once in each grant.
-    Afterwards the row's owner shows whether another member has claimed it. Plans use the row's epoch, so that
+    Afterwards the row's owner shows whether somebody else has claimed it, be it another query with the same
+    client id. Plans use the row's epoch, so that
     the next plan follows an operator's reset. See row F5 of ``docs/semantics.md``.
     """
 
@@ -296,13 +297,13 @@ class GroupProgress:
             fail_on_data_loss: Whether offsets that began again end the query, because messages may be lost.
         """
         self._group = consumer_group
-        self._client_id = client_id
+        self._owner = new_owner(client_id)
         self._is_sole_owner = is_sole_owner
         self._store = store
         self._ownership = ownership
         self._claims = QueueClaims(
             consumer_group=consumer_group,
-            client_id=client_id,
+            owner=self._owner,
             store=store,
             starts=starts,
             broker_offsets=broker_offsets,
@@ -522,7 +523,7 @@ class GroupProgress:
             if queue in self._grants
             and self._claimed.get(queue) == self._grants[queue]
             and queue in rows
-            and rows[queue].owner == self._client_id
+            and rows[queue].owner == self._owner
             and not rows[queue].was_reset
             and queue not in self._resets
             and bounds.allow(rows[queue].next_offset)
@@ -570,7 +571,7 @@ class GroupProgress:
                 continue
             own = 1 if self._claiming.get(queue) == before.epoch else 0
             if row.epoch > before.epoch + own:
-                raise second_owner(self._group, row.owner)
+                raise second_owner(self._group, row.owner_id)
 
     def uncommitted_deliveries(
         self, progress: Mapping[MessageQueue, QueueState]
@@ -735,7 +736,7 @@ class GroupProgress:
 
     def _still_ours(self, queue: MessageQueue, rows: Mapping[MessageQueue, OffsetRow]) -> bool:
         row = rows.get(queue)
-        if row is not None and row.owner == self._client_id:
+        if row is not None and row.owner == self._owner:
             return True
         logger.warning(
             "queue lost group=%s %s new_owner=%s",

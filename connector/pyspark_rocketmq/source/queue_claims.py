@@ -59,7 +59,7 @@ class QueueClaims:
         self,
         *,
         consumer_group: str,
-        client_id: str,
+        owner: str,
         store: OffsetStore,
         starts: Starts,
         broker_offsets: BrokerOffsets | None,
@@ -68,14 +68,14 @@ class QueueClaims:
 
         Args:
             consumer_group: The name its progress is stored under.
-            client_id: This member's client id.
+            owner: The owner that claims name (``new_owner``).
             store: Where the progress is.
             starts: Finds where queues without progress begin.
             broker_offsets: The group's offsets at the brokers, which a group with Java members follows; None
                 if there are none.
         """
         self._group = consumer_group
-        self._client_id = client_id
+        self._owner = owner
         self._store = store
         self._starts_by_options = starts
         self._broker_offsets = broker_offsets
@@ -189,7 +189,7 @@ class QueueClaims:
             try:
                 claimed |= self._store.claim(
                     self._group,
-                    self._client_id,
+                    self._owner,
                     {queue: starts[queue] for queue in some},
                     at_brokers=known,
                     rows_before=rows,
@@ -523,7 +523,7 @@ def possible_owners(options: ReadOptions, member_id: str, store: OffsetStore) ->
         # Planning reads the store again, and waits until it answers.
         logger.warning("could not read owners in offset store progress=%s: %s", offset_key(options), error)
         return frozenset({member_id})
-    return frozenset({member_id, *(row.owner for row in rows if row.owner)})
+    return frozenset({member_id, *(row.owner_id for row in rows if row.owner)})
 
 
 def living_members(options: ReadOptions, pool: ChannelPool, clock: Clock) -> frozenset[str] | None:

@@ -201,7 +201,7 @@ class Lake:
 
     def owners(self) -> set[str]:
         """Return the client ids of those who have queues in every query."""
-        first, *others = ({row.owner for row in self.progress(query).values()} for query in self.queries)
+        first, *others = ({row.owner_id for row in self.progress(query).values()} for query in self.queries)
         return first.intersection(*others)
 
     def progress(self, query: LakeQuery) -> Mapping[MessageQueue, OffsetRow]:

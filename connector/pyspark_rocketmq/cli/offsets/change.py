@@ -585,7 +585,7 @@ class _OffsetChange:
         if self._cluster is None or not self._cluster.knows_members_of(name.group, topics):
             now_s = self._clock.now_s()
             return {
-                queue: f"{row.owner} (its offset changed {now_s - row.updated_at_s:.0f} s ago)"
+                queue: f"{row.owner_id} (its offset changed {now_s - row.updated_at_s:.0f} s ago)"
                 for queue, row in rows.items()
                 if row.owner and not row.was_reset and now_s - row.updated_at_s < _RUNS_IF_YOUNGER_S
             }
@@ -594,7 +594,7 @@ class _OffsetChange:
         if name.instance is not None:
             # Every instance has all queues, so an owner runs if it is a member at all.
             running = {*members, *silent}
-            return {queue: row.owner for queue, row in rows.items() if row.owner in running}
+            return {queue: row.owner_id for queue, row in rows.items() if row.owner_id in running}
         holders = members_holding(members)
         unclear = f"{', '.join(sorted(silent))} (which did not report what it consumes)"
         return {**(dict.fromkeys(queues, unclear) if silent else {}), **holders}

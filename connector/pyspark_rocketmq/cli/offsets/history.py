@@ -78,7 +78,7 @@ def differences(before: Rows, after: Rows) -> list[dict[str, Any]]:
                 "moved": new.next_offset - old.next_offset if old and new else None,
                 "epochFrom": old.epoch if old else None,
                 "epochTo": new.epoch if new else None,
-                "owner": (new or old).owner or None,  # type: ignore[union-attr]
+                "owner": (new or old).owner_id or None,  # type: ignore[union-attr]
             }
         )
     return records

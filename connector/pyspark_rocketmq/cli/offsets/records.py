@@ -56,7 +56,7 @@ class OffsetView:
             "reconsumeTimes": self.row.state.reconsume_times,
             "suspendedUntil": iso(self.row.state.suspended_until_s),
             "epoch": self.row.epoch,
-            "owner": self.row.owner,
+            "owner": self.row.owner_id,
             "queryId": self.row.query_id,
             "batchId": self.row.batch_id,
             "updatedAt": iso(self.row.updated_at_s),
@@ -141,7 +141,7 @@ class LagView:
             "suspendedUntil": iso(self.row.state.suspended_until_s) if self.is_suspended else None,
             "heldBy": None if self.holder is None else self.holder.client_id,
             "lockAgeSeconds": None if locked_at_s is None else _rounded(max(0.0, self.now_s - locked_at_s)),
-            "claimedBy": self.row.owner or None,
+            "claimedBy": self.row.owner_id or None,
             "epoch": self.row.epoch,
         }
 
@@ -201,7 +201,7 @@ def holder_of(name: OffsetKey, row: OffsetRow, members: Members) -> Holder | Non
         if (info := queues.get(row.queue)) is not None and not info.dropped
     ]
     if name.instance is not None:
-        found = [holder for holder in found if holder.client_id == row.owner]
+        found = [holder for holder in found if holder.client_id == row.owner_id]
     return max(found, key=lambda holder: (holder.locked_at_s or 0.0, holder.client_id), default=None)
 
 
