@@ -954,9 +954,61 @@ def test_a_broadcasting_instance_ends_when_another_query_claims_its_rows() -> No
         planning.next()
 
 
+@pytest.mark.parametrize("rival", ["me", "another host's"])
+@pytest.mark.parametrize("resets_after", [0, 1])
+@pytest.mark.parametrize("resets_before", [0, 1, 2])
+def test_a_broadcasting_instance_whose_rows_were_reset_notices_another_query(
+    rival: str, resets_before: int, resets_after: int
+) -> None:
+    """H8, B3, F5: a row stays marked as reset until a batch commits; of the two, the one that claimed first ends.
+
+    A reset, before the start or after both have begun, raises the epoch as a claim does.
+    """
+    store = MemoryOffsetStore("test", clock=FakeClock())
+    before = Planning({A0: (0, 5)}, group=True, is_sole_owner=True, store=store)
+    before.next()
+    before.commit(A0, 5)
+    for _ in range(resets_before):
+        store.reset("g", {A0: 0})
+    first, second = (
+        Planning({A0: (0, 9)}, group=True, is_sole_owner=True, store=store, client_id=name)
+        for name in ("me", rival)
+    )
+    assert first.next() == second.next() == [(A0, 0 if resets_before else 5, 9)]
+    for _ in range(resets_after):
+        store.reset("g", {A0: 1})
+
+    with pytest.raises(
+        OffsetError, match=f"member {rival} is alive and consumes under the same instanceName"
+    ):
+        first.next()
+    assert not first.commit(A0, 9)
+    assert second.next() == ([(A0, 1, 9)] if resets_after else None)
+    assert second.commit(A0, 9)
+    assert second.next() is None
+
+
+def test_a_broadcasting_instance_notices_another_query_that_claims_while_it_plans() -> None:
+    """H8, B3, F5: between its look at the store and the reset that it stores; it does not wait for the queue."""
+    planning = Planning({A0: (0, 5), A1: (0, 3)}, group=True, is_sole_owner=True)
+    planning.next()
+    planning.ownership.resets[A0] = 2
+    reset = planning.store.reset
+
+    def claim_and_reset(*what: Any, **how: Any) -> Any:
+        planning.store.claim("g", "me", {A0: 0})
+        return reset(*what, **how)
+
+    planning.store.reset = claim_and_reset  # type: ignore[method-assign]
+    with pytest.raises(OffsetError, match="Another query uses progress g"):
+        planning.next()
+    assert not planning.ownership.claimed_elsewhere
+
+
 @pytest.mark.parametrize("rivals", [0, 1], ids=["alone", "with a rival"])
-def test_a_broadcasting_instance_knows_its_own_claim_whose_answer_was_lost(rivals: int) -> None:
-    """H8, B3: the store has it, and its epoch has grown by one; a rival's claim shows all the same."""
+@pytest.mark.parametrize("lost", [1, 2, 3])
+def test_a_broadcasting_instance_knows_its_own_claims_whose_answers_were_lost(lost: int, rivals: int) -> None:
+    """H8, B3: the store has them, and its epoch has grown; a rival's claim shows all the same."""
     planning = Planning({A0: (0, 5)}, group=True, is_sole_owner=True)
     planning.next()
     planning.commit(A0, 5)
@@ -965,13 +1017,14 @@ def test_a_broadcasting_instance_knows_its_own_claim_whose_answer_was_lost(rival
 
     def stored_but_not_answered(*what: Any, **how: Any) -> Never:
         handed_back(*what, **how)
-        planning.store.claim = handed_back  # type: ignore[method-assign]
         raise OffsetStoreUnavailable("the answer was lost")
 
     planning.next()
     planning.store.claim = stored_but_not_answered  # type: ignore[method-assign]
     planning.ownership.reclaim(A0)
-    assert planning.next() is None
+    for _ in range(lost):
+        assert planning.next() is None
+    planning.store.claim = handed_back  # type: ignore[method-assign]
     for _ in range(rivals):
         planning.store.claim("g", "me", {A0: 0})
 

@@ -29,7 +29,7 @@ from pyspark_rocketmq.group.broker_offsets import BrokerOffsets, ResetWatch
 from pyspark_rocketmq.group.member import QueueOwnership
 from pyspark_rocketmq.model import MessageQueue, QueueBounds, QueueRange, QueueState
 from pyspark_rocketmq.offsets.open import checked_rows
-from pyspark_rocketmq.offsets.store import NO_ROWS, NOTED, OffsetRow, OffsetStore, is_at_brokers, new_owner
+from pyspark_rocketmq.offsets.store import NO_ROWS, OffsetRow, OffsetStore, is_at_brokers, new_owner
 from pyspark_rocketmq.source.cluster_view import Snapshot
 from pyspark_rocketmq.source.message_lookup import MessageLookup
 from pyspark_rocketmq.source.queue_claims import QueueClaims, Starts, second_owner
@@ -323,9 +323,6 @@ class GroupProgress:
         """The grants of held queues in sight, for the plan being made."""
         self._claimed: dict[MessageQueue, int] = {}
         """The grant in which a queue was claimed last, by queue."""
-        self._claiming: dict[MessageQueue, int] = {}
-        """Each queue's epoch before a claim that has not succeeded yet; the store may have the claim although
-        it reported an error."""
         self._stuck = StuckQueueDetector()
         self._stalls = StallCounter()
         self._pauses = StandstillPauses() if is_at_brokers(store) else None
@@ -418,9 +415,7 @@ class GroupProgress:
             if queue in snapshot.bounds and self._claimed.get(queue) != grant
         )
         if new:
-            self._claiming = {queue: rows[queue].epoch for queue in new if queue in rows}
             claimed, not_claimed = self._claims.claim(new, rows, snapshot, self._clock.monotonic_s())
-            self._claiming = {}
             self._claimed |= {queue: self._grants[queue] for queue in claimed}
             rows |= claimed
             waiting |= not_claimed
@@ -552,25 +547,23 @@ class GroupProgress:
         return begun | moved
 
     def _check_sole_owner(self, rows: Mapping[MessageQueue, OffsetRow]) -> None:
-        """Raise if another consumer has claimed a row of a broadcasting instance since the last look.
+        """Raise if another query has claimed a row of a broadcasting instance after this one.
 
-        Only the instance itself may claim its rows; rows of other groups are not checked. A claim by another
-        consumer shows in the row's epoch, which is higher than expected. Three changes may also raise the
-        epoch: this consumer's own claim that was stored although it reported an error; a reset; and the note
-        that a sink is ahead of the offsets. A delayed commit of an earlier run of this query can cause such a
-        note.
+        Only the instance itself may claim its rows; rows of other groups are not checked. The row's owner
+        shows who claimed it last, and each query has its own name there. The epoch does not show this: it
+        also grows with resets, with notes that a sink is ahead, and with this query's own claims, which the
+        store may have although it reported an error.
+
+        A row without owner was not claimed by another query. Rows that this query has not claimed yet are
+        not checked: it claims them later, and then another query that had claimed them ends.
 
         Raises:
-            OffsetError: If another consumer has claimed a row; it names that consumer.
+            OffsetError: If another query has claimed a row; it names that query's member.
         """
         if not self._is_sole_owner:
             return
         for queue, row in rows.items():
-            before = self._rows.get(queue)
-            if before is None or row.was_reset or _is_sink_noted(before, row):
-                continue
-            own = 1 if self._claiming.get(queue) == before.epoch else 0
-            if row.epoch > before.epoch + own:
+            if queue in self._claimed and row.owner not in {self._owner, ""}:
                 raise second_owner(self._group, row.owner_id)
 
     def uncommitted_deliveries(
@@ -735,9 +728,16 @@ class GroupProgress:
         self._reset_watch.look(idle, snapshot.addresses)
 
     def _still_ours(self, queue: MessageQueue, rows: Mapping[MessageQueue, OffsetRow]) -> bool:
+        """Return whether this query claimed the queue last; otherwise give the queue up.
+
+        Raises:
+            OffsetError: If another query has claimed a row of a broadcasting instance.
+        """
         row = rows.get(queue)
         if row is not None and row.owner == self._owner:
             return True
+        if row is not None:
+            self._check_sole_owner({queue: row})
         logger.warning(
             "queue lost group=%s %s new_owner=%s",
             self._group,
@@ -776,19 +776,6 @@ def _uncommitted(old: QueueRange, row: OffsetRow, now_s: float) -> list[QueueRan
         # A store at the brokers does not keep the mark of a queue that stands still.
         state = state._replace(retry_counts=old.state.retry_counts)
     return [replace(old, state=state)]
-
-
-def _is_sink_noted(before: OffsetRow, row: OffsetRow) -> bool:
-    """Return whether a row has changed only because a sink was noted to be ahead of it.
-
-    ``OffsetStore.note_sinks`` makes this note.
-    """
-    state = before.state._replace(epoch=before.epoch + 1, last_message=row.state.last_message)
-    batch_id = NOTED if row.batch_id == NOTED else before.batch_id
-    noted = before._replace(
-        state=state, batch_id=batch_id, updated_at_s=row.updated_at_s, boundaries=row.boundaries
-    )
-    return row == noted and row.state.last_message != before.state.last_message
 
 
 def _without(

@@ -471,7 +471,7 @@ def await_sole_owner(
 
     ``name`` is the name of the progress. ``members`` returns the living members; None if they are not known,
     so that any owner may be alive. If they are still not known after half a minute, the query goes on. Two
-    queries with the same progress are also detected later, by the epoch of their rows (``GroupProgress``).
+    queries with the same progress are also detected later, by the owner of their rows (``GroupProgress``).
     Two that start at the same moment are detected only by this later check.
 
     Raises:
