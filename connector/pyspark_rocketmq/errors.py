@@ -382,13 +382,15 @@ class ConsumerNotOnline(BrokerError):
 class ExpressionInvalid(BrokerError):
     """The broker cannot parse the subscription's expression (SUBSCRIPTION_PARSE_FAILED).
 
-    Do: Correct it; SQL92 needs ``enablePropertyFilter=true`` at the broker.
+    Do: Correct it; SQL92 needs ``enablePropertyFilter=true`` at the broker, and ``STARTSWITH``, ``ENDSWITH``
+    and ``CONTAINS`` need RocketMQ 5.1.3 there.
     """
 
     passes_later: ClassVar[bool] = False
 
     advice: ClassVar[str] = (
-        "Correct the expression; SQL92 also needs enablePropertyFilter=true on the broker."
+        "Correct the expression; SQL92 also needs enablePropertyFilter=true on the broker, and STARTSWITH, "
+        "ENDSWITH and CONTAINS need RocketMQ 5.1.3 there."
     )
 
 

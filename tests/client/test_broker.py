@@ -14,11 +14,13 @@ from pyspark_rocketmq.errors import (
     BrokerError,
     ChannelClosed,
     ConnectFailed,
+    ExpressionInvalid,
     LocalProtocolError,
     OffsetNotFound,
     RemoteProtocolError,
     RequestTimeout,
     SystemBusy,
+    WrongBroker,
 )
 from pyspark_rocketmq.model import Message, MessageExt, MessageModel, MessageQueue, QueueBounds, SendStatus
 from pyspark_rocketmq.wire.codes import PullSysFlag, RequestCode, ResponseCode
@@ -398,3 +400,33 @@ def test_sends_with_a_callback_report_results_and_refusals(
     server.script = lambda peer, request: peer.answer(request)
     brokers.send_async(server.address, MESSAGE, QUEUE, SETTINGS, outcomes.put)
     assert isinstance(outcomes.get(timeout=PATIENCE_S), RemoteProtocolError)
+
+
+def test_a_condition_is_checked_again_on_the_next_connection(
+    brokers: BrokerClient, server: ScriptedServer
+) -> None:
+    """A4: the broker at the address may have restarted as an older version."""
+    wanted = build_subscription("orders", "a > 5", sub_version=0, expression_type="SQL92")
+    other = replace(wanted, topic="payments")
+    for subscription in (wanted, wanted, other, wanted):
+        brokers.check_subscription(server.address, "me", "g", subscription)
+    assert server.requests.qsize() == 2
+
+    peer = server.next_peer()
+    peer.close()
+    assert peer.has_ended.wait(PATIENCE_S)
+    server.script = lambda peer, request: peer.answer(request, ResponseCode.SUBSCRIPTION_PARSE_FAILED)
+    with pytest.raises((ExpressionInvalid, ChannelClosed)):
+        brokers.check_subscription(server.address, "me", "g", wanted)
+    with pytest.raises(ExpressionInvalid):
+        brokers.check_subscription(server.address, "me", "g", wanted)
+
+
+def test_another_broker_is_not_asked_about_a_condition(pool: ChannelPool) -> None:
+    """A7: its refusal would end the query."""
+    wanted = build_subscription("orders", "a > 5", sub_version=0, expression_type="SQL92")
+    with ScriptedServer(broker_name="broker-b") as server, pytest.raises(WrongBroker):
+        BrokerClient(pool, SystemClock(), PATIENCE_S).check_subscription(
+            server.address, "me", "g", wanted, broker_name="broker-a"
+        )
+    assert server.requests.empty()

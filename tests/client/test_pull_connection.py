@@ -14,6 +14,7 @@ from pyspark_rocketmq.client.pull_connection import (
 from pyspark_rocketmq.errors import (
     BrokerError,
     ChannelClosed,
+    ExpressionInvalid,
     GoAway,
     RemoteProtocolError,
     RequestTimeout,
@@ -474,6 +475,178 @@ def test_a_server_that_is_too_busy_to_say_its_name_is_tried_again(
 
     with pytest.raises(expected):
         named.receive(3.0)
+
+
+# --- SQL92 conditions ---------------------------------------------------------------------------------------
+
+
+def filtered(queue_offset: int, topic: str = "orders") -> PullRequest:
+    queue = QUEUE._replace(topic=topic)
+    return replace(pull(queue_offset), queue=queue, subscription="amount > 10", expression_type="SQL92")
+
+
+def codes(broker: Broker) -> list[int]:
+    return [request.code for request in broker.requests()]
+
+
+CHECK, PULL = RequestCode.CHECK_CLIENT_CONFIG, RequestCode.PULL_MESSAGE
+
+
+def test_a_condition_is_checked_before_its_first_pull_and_once_on_a_connection(
+    broker: Broker, line: PullConnection[PullRequest]
+) -> None:
+    """A4: one check for each topic and condition; pulls without one do not wait for it."""
+    line.send([filtered(0), filtered(32), pull(64), filtered(0, "payments")])
+    assert codes(broker) == [CHECK, PULL, CHECK]
+    of_orders, plain, of_payments = broker.requests()
+    assert [b'"amount > 10"' in check.body for check in (of_orders, of_payments)] == [True, True]
+    assert line.in_flight == 4
+
+    broker.give(of_orders.response(0), plain.response(0, ext_fields=FOUND, body=b"x"))
+    assert [sent for sent, _ in line.receive(3.0)] == [pull(64)]
+    sent = [request.ext_fields["queueOffset"] for request in broker.requests()[3:]]
+    assert sent == ["0", "32"]
+    line.send([filtered(64), filtered(96, "payments")])
+    assert codes(broker)[5:] == [PULL]
+
+    broker.give(
+        of_payments.response(0), *(each.response(0, ext_fields=FOUND) for each in broker.requests()[3:6])
+    )
+    assert [sent for sent, _ in line.receive(3.0)] == [filtered(0), filtered(32), filtered(64)]
+    assert codes(broker)[6:] == [PULL, PULL]
+
+
+@pytest.mark.parametrize(
+    ("code", "remark", "expected"),
+    [
+        (ResponseCode.SUBSCRIPTION_PARSE_FAILED, "Encountered STARTSWITH", ExpressionInvalid),
+        (
+            ResponseCode.SYSTEM_ERROR,
+            "The broker does not support consumer to filter message by SQL92",
+            ExpressionInvalid,
+        ),
+        (ResponseCode.REQUEST_CODE_NOT_SUPPORTED, "no", BrokerError),
+        (ResponseCode.SYSTEM_BUSY, "later", SystemBusy),
+        (ResponseCode.GO_AWAY, "bye", GoAway),
+    ],
+)
+def test_pulls_whose_condition_is_refused_are_not_sent(
+    broker: Broker,
+    line: PullConnection[PullRequest],
+    code: ResponseCode,
+    remark: str,
+    expected: type[BrokerError],
+) -> None:
+    """A4: a broker that cannot compile a condition would answer with all messages; it is asked again."""
+    line.send([filtered(0), filtered(32), pull(64)])
+    check, plain = broker.requests()
+    broker.give(check.response(code, remark=remark), plain.response(0, ext_fields=FOUND, body=b"x"))
+    outcomes = dict(line.receive(3.0))
+
+    assert [type(outcomes[filtered(offset)]) for offset in (0, 32)] == [expected, expected]
+    assert isinstance(outcomes[pull(64)], PullResult)
+    assert (line.in_flight, codes(broker)) == (0, [CHECK, PULL])
+
+    line.send([filtered(0)])
+    assert codes(broker) == [CHECK, PULL, CHECK]
+    broker.give(broker.requests()[2].response(0))
+    assert line.receive(3.0) == []
+    assert codes(broker) == [CHECK, PULL, CHECK, PULL]
+
+
+def test_a_check_comes_after_the_server_s_name(broker: Broker, named: PullConnection[PullRequest]) -> None:
+    """A4, A7: another broker at the address is not asked about the condition either."""
+    named.send([filtered(0)])
+    assert codes(broker) == [RequestCode.GET_BROKER_CONFIG]
+
+    broker.give(introduction(broker.requests()[0], "broker-a"))
+    assert named.receive(3.0) == []
+    assert codes(broker)[1:] == [CHECK]
+    broker.give(broker.requests()[1].response(0))
+    assert named.receive(3.0) == []
+    assert codes(broker)[2:] == [PULL]
+
+
+def test_a_check_that_is_passed_over_fails_its_pulls_and_is_sent_again(
+    broker: Broker, line: PullConnection[PullRequest]
+) -> None:
+    """A broker under flow control drops answers that it cannot write, and answers later requests."""
+    held_flags = PullSysFlag.SUBSCRIPTION | PullSysFlag.SUSPEND
+    long_poll = replace(filtered(32), sys_flag=held_flags, suspend_timeout_millis=15_000)
+    line.send([filtered(0), long_poll, pull(64)])
+    check, plain = broker.requests()
+    broker.be_silent(2)
+    broker.give(plain.response(0, ext_fields=FOUND))
+    assert [sent for sent, _ in line.receive(3.0)] == [pull(64)]
+    line.send([pull(96)])
+    broker.be_silent(1)
+    broker.give(broker.requests()[-1].response(0, ext_fields=FOUND))
+    outcomes = [outcome for _, outcome in line.receive(3.0)]
+
+    assert [type(outcome) for outcome in outcomes] == [PullResult, RequestTimeout, RequestTimeout]
+    assert "CHECK_CLIENT_CONFIG" in str(outcomes[1])
+    assert line.in_flight == 0
+    line.send([filtered(0)])
+    assert codes(broker)[3:] == [CHECK]
+    broker.give(check.response(0))
+    assert line.receive(3.0) == []
+    assert codes(broker)[3:] == [CHECK]
+
+
+def test_silence_about_a_check_ends_the_connection(broker: Broker, line: PullConnection[PullRequest]) -> None:
+    line.send([filtered(0)])
+    broker.be_silent(3)
+
+    with pytest.raises(RequestTimeout, match=r"CHECK_CLIENT_CONFIG.* within 3 s"):
+        line.receive(3.0)
+    assert line.close() == [filtered(0)]
+
+
+def test_the_silence_about_a_pull_begins_when_its_condition_is_accepted(
+    broker: Broker, line: PullConnection[PullRequest]
+) -> None:
+    line.send([filtered(0)])
+    broker.be_silent(2)
+    broker.give(broker.requests()[0].response(0))
+    assert line.receive(3.0) == []
+    broker.be_silent(2)
+    broker.give(broker.requests()[1].response(0, ext_fields=FOUND))
+
+    assert [(sent, type(outcome)) for sent, outcome in line.receive(3.0)] == [(filtered(0), PullResult)]
+
+
+def test_answers_are_not_lost_if_the_accepted_pulls_cannot_be_sent(
+    broker: Broker, line: PullConnection[PullRequest], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """F5: a broker reports a reset in one answer only."""
+
+    def fail(data: bytes, timeout_s: float = 0.0) -> None:
+        raise ChannelClosed(ADDRESS, "gone")
+
+    line.send([filtered(0), pull(32)])
+    check, plain = broker.requests()
+    broker.give(check.response(0), plain.response(0, ext_fields=FOUND))
+    monkeypatch.setattr(broker, "sendall", fail)
+
+    assert [sent for sent, _ in line.receive(3.0)] == [pull(32)]
+    with pytest.raises(ChannelClosed):
+        line.receive(3.0)
+    with pytest.raises(ChannelClosed):
+        line.pass_time(0.0, 3.0)
+    assert line.close() == [filtered(0)]
+
+
+def test_pulls_that_wait_for_a_check_can_be_dropped(
+    broker: Broker, line: PullConnection[PullRequest]
+) -> None:
+    """Their range is over: they are not sent, and their connection can be used again."""
+    line.send([filtered(0), pull(32)])
+    check, plain = broker.requests()
+    line.drop_held_back()
+    broker.give(check.response(0), plain.response(0, ext_fields=FOUND))
+
+    assert [sent for sent, _ in line.receive(3.0)] == [pull(32)]
+    assert (line.in_flight, codes(broker)) == (0, [CHECK, PULL])
 
 
 def test_a_kept_line_is_that_of_one_broker(clock: FakeClock) -> None:

@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import pytest
 
+from broker_sim import consumer_requests, filters
+from broker_sim.cluster import SimCluster
+from broker_sim.settings import BrokerSettings
+from broker_sim.sql92 import Expression, Sql92Error
 from pyspark_rocketmq.client.pool import ConnectionSettings
-from pyspark_rocketmq.errors import ConnectFailed, RequestTimeout, SystemBusy
-from pyspark_rocketmq.model import MessageQueue
+from pyspark_rocketmq.client.pull_connection import close_idle_connections
+from pyspark_rocketmq.errors import ConnectFailed, ExpressionInvalid, RequestTimeout, SystemBusy
+from pyspark_rocketmq.model import Message, MessageQueue
 from pyspark_rocketmq.options.read import ReadOptions
 from pyspark_rocketmq.wire.codes import RequestCode, ResponseCode
 from pyspark_rocketmq.wire.command import RemotingCommand
@@ -101,3 +106,36 @@ def test_a_server_without_statistics_is_asked_for_each_queue(topics: Topics) -> 
         assert topics.sim.faults.pending == 1
     finally:
         topics.sim.faults.clear()
+
+
+@pytest.mark.parametrize("is_read", [False, True], ids=["before it was read", "while it is read"])
+def test_a_broker_that_restarts_as_an_older_version_ends_the_query(
+    monkeypatch: pytest.MonkeyPatch, is_read: bool
+) -> None:
+    """sqlFilter, A4: such a broker cannot compile the condition, and answers pulls with all messages."""
+    queue = MessageQueue("orders", "broker-a", 0)
+
+    def put(sim: SimCluster) -> None:
+        cities = ("Paris", "Rome")
+        sim.put(queue, [Message(topic="orders", body=b"x", properties={"city": city}) for city in cities])
+
+    def compile_as_older_version(text: str) -> Expression:
+        raise Sql92Error("Encountered STARTSWITH")
+
+    with SimCluster(settings=BrokerSettings(enable_property_filter=True)) as sim:
+        sim.create_topic("orders", queues=1, brokers=["broker-a"])
+        put(sim)
+        stream = Topics(sim).stream("orders", sqlFilter="city STARTSWITH 'Pa'")
+        assert stream.next_offsets() == {queue: [0]}
+
+        put(sim)
+        if is_read:
+            assert stream.plan()
+        sim.stop_broker("broker-a")
+        monkeypatch.setattr(filters, "compile_expression", compile_as_older_version)
+        monkeypatch.setattr(consumer_requests, "compile_expression", compile_as_older_version)
+        sim.start_broker("broker-a")
+
+        with pytest.raises(ExpressionInvalid, match=r"Encountered STARTSWITH.* need RocketMQ 5\.1\.3"):
+            stream.run() if is_read else stream.plan()
+        close_idle_connections()

@@ -19,14 +19,16 @@ from pyspark_rocketmq.errors import (
     BrokerError,
     ChannelClosed,
     DataLoss,
+    ExpressionInvalid,
     NoPermission,
     RequestTimeout,
     RocketMQError,
+    TransportError,
 )
 from pyspark_rocketmq.model import BrokerAddress, MessageQueue, QueueRange
 from pyspark_rocketmq.source.fetcher import Fetcher
 from pyspark_rocketmq.source.ranges import QueuePartition
-from pyspark_rocketmq.wire.codes import ResponseCode
+from pyspark_rocketmq.wire.codes import RequestCode, ResponseCode
 from pyspark_rocketmq.wire.command import RemotingCommand
 from tests.helpers.approx import about
 from tests.helpers.partitions import changed, partition_of
@@ -537,6 +539,80 @@ def test_a_replica_that_refuses_or_breaks_is_left_for_the_master(
         assert pulled(pauses.fetcher(with_replica(partitions(server, 3), replica))) == (whole(3), {})
 
     assert pauses.taken == []
+
+
+def conditional(server: ScriptedServer, count: int) -> list[QueuePartition]:
+    """Ranges with an SQL92 condition."""
+    return partitions(server, count, subscription="city STARTSWITH 'Pa'", is_sql92=True)
+
+
+def as_older_version(peer: Peer, request: RemotingCommand) -> None:
+    """Answer as a broker that cannot compile the condition: it refuses the check, and filters no pull."""
+    if request.code == RequestCode.CHECK_CLIENT_CONFIG:
+        peer.answer(request, ResponseCode.SUBSCRIPTION_PARSE_FAILED, remark="Encountered STARTSWITH")
+    else:
+        outcome(peer, request, 0, int(request.ext_fields["queueOffset"]) + 1, body=b"-1 ")
+
+
+def as_newer_version(peer: Peer, request: RemotingCommand) -> None:
+    if request.code == RequestCode.CHECK_CLIENT_CONFIG:
+        peer.answer(request)
+    else:
+        found(peer, request, suggest=1)
+
+
+@pytest.mark.parametrize("prefers_replica", [False, True], ids=["suggested", "preferred"])
+def test_a_replica_that_cannot_filter_by_the_condition_is_not_read(
+    server: ScriptedServer, replica: ScriptedServer, pauses: FetcherPauses, prefers_replica: bool
+) -> None:
+    """A4: in a rolling upgrade the slave is older than its master, and would give all messages."""
+    server.script, replica.script = as_newer_version, as_older_version
+    wanted = [
+        changed(each, prefers_replica=prefers_replica)
+        for each in with_replica(conditional(server, 3), replica)
+    ]
+
+    assert pulled(pauses.fetcher(wanted)) == (whole(3), {})
+    assert replica.next_request().code == RequestCode.CHECK_CLIENT_CONFIG
+
+
+def test_a_slave_that_cannot_filter_by_the_condition_does_not_replace_its_master(
+    server: ScriptedServer, pauses: FetcherPauses
+) -> None:
+    """A4, L3: the range waits for the master."""
+    server.script = as_older_version
+    wanted = [changed(each, is_slave=True, replaces_master=True) for each in conditional(server, 1)]
+
+    offsets, failures = pulled(pauses.fetcher(wanted))
+
+    assert offsets == {0: []}
+    assert isinstance(failures[0], TransportError)
+    assert "Encountered STARTSWITH" in str(failures[0])
+
+
+def test_a_broker_that_comes_back_as_an_older_version_is_not_pulled_from(
+    server: ScriptedServer, pauses: FetcherPauses
+) -> None:
+    """A4: the new connection begins with the check again."""
+    pulls: list[RemotingCommand] = []
+
+    def restart_at_second_pull(peer: Peer, request: RemotingCommand) -> None:
+        if request.code == RequestCode.CHECK_CLIENT_CONFIG:
+            peer.answer(request)
+            return
+        pulls.append(request)
+        if len(pulls) == 1:
+            found(peer, request)
+        else:
+            server.script = as_older_version
+            peer.close()
+
+    server.script = restart_at_second_pull
+
+    offsets, failures = pulled(pauses.fetcher(conditional(server, 1)))
+
+    assert offsets == {0: [*range(8)]}
+    assert isinstance(failures[0], ExpressionInvalid)
 
 
 def in_place_of(server: ScriptedServer, count: int = 1, **changes: Any) -> list[QueuePartition]:

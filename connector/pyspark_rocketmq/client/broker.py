@@ -5,7 +5,8 @@ Only two kinds are sent by other modules: a Spark task's pulls
 (:mod:`~pyspark_rocketmq.client.identity`).
 
 Each method takes the broker's address first. This module never retries a call, caches an answer or chooses a
-broker: callers do. Callers name topics and groups as users do; :mod:`~pyspark_rocketmq.client.names` adds and
+broker: callers do. It only remembers, for each connection, the server's name and the conditions that the
+server accepts. Callers name topics and groups as users do; :mod:`~pyspark_rocketmq.client.names` adds and
 removes the namespace, and :mod:`~pyspark_rocketmq.client.calls` sends.
 """
 
@@ -16,6 +17,7 @@ from dataclasses import replace
 from typing import Final, TypeVar
 
 from pyspark_rocketmq.client.calls import BrokerCalls, command_of
+from pyspark_rocketmq.client.filter_checks import confirm_filter
 from pyspark_rocketmq.client.identity import WHO, is_slave_in
 from pyspark_rocketmq.client.names import Names
 from pyspark_rocketmq.client.pool import ChannelPool
@@ -436,9 +438,17 @@ class BrokerClient:
         return read_object(answer.body, "group configuration").integer("retryQueueNums", 1)
 
     def check_subscription(
-        self, address: str, client_id: str, consumer_group: str, subscription: SubscriptionData
+        self,
+        address: str,
+        client_id: str,
+        consumer_group: str,
+        subscription: SubscriptionData,
+        *,
+        broker_name: str = "",
     ) -> None:
         """Check that the broker can filter by this subscription; only this request refuses a bad expression.
+
+        A broker that has accepted it is asked again on its next connection only.
 
         Raises:
             ExpressionInvalid: If the expression does not compile.
@@ -446,7 +456,9 @@ class BrokerClient:
         """
         named = replace(subscription, topic=self._names.named(subscription.topic))
         body = admin.encode_client_config_check(client_id, self._names.named(consumer_group), named)
-        self._calls.call(address, command_of(RequestCode.CHECK_CLIENT_CONFIG, body=body))
+        deadline = self._calls.deadline()
+        channel = self._calls.channel(address, deadline, broker_name)
+        confirm_filter(channel, command_of(RequestCode.CHECK_CLIENT_CONFIG, body=body), deadline)
 
     def running_info(self, address: str, consumer_group: str, client_id: str) -> ConsumerRunningInfo:
         """Return what a running consumer reports about itself.

@@ -239,6 +239,8 @@ class Channel:
         """The server's broker name; empty if the server does not give one, None until it was asked for."""
         self.is_asked_again_s = math.inf
         """Monotonic second from which a server that gave no name is asked again; infinity for never."""
+        self.accepted_filters: set[bytes] = set()
+        """Bodies of the check requests (CHECK_CLIENT_CONFIG) that the server has accepted."""
         self._transport = transport
         self._clock = clock
         self._signer = signer

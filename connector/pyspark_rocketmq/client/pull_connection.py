@@ -12,7 +12,9 @@ at which it must have answered.
 Rule 4: a pull that is not answered while others are is given up, and the connection goes on; a broker may
 drop an answer that it cannot write (``DefaultPullMessageResultHandler.channelIsWritable``). Rule 5: if the
 caller names the broker, no pull is sent before the server's name is checked, because a broker reports a reset
-only once, with the next pull. Rule 6, about bodies, is in :class:`ReceiveBuffer`.
+only once, with the next pull. Rule 6, about bodies, is in :class:`ReceiveBuffer`. Rule 7: a pull with an
+SQL92 condition is sent only after the server has accepted the condition on this connection; meanwhile other
+pulls go on (:mod:`~pyspark_rocketmq.client.filter_checks`).
 """
 
 from __future__ import annotations
@@ -20,21 +22,24 @@ from __future__ import annotations
 import atexit
 import itertools
 import logging
+import math
 import os
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from typing import Any, Final, Generic, Protocol, TypeVar
 
+from pyspark_rocketmq.client.filter_checks import FilterCheck, FilterChecks
 from pyspark_rocketmq.client.identity import UNKNOWN, WHO, check_name, name_in, warn_of_unknown
 from pyspark_rocketmq.client.pool import ConnectionSettings
 from pyspark_rocketmq.client.transport import RECEIVE_TICK_S, Connect, Transport, renew_in_children
 from pyspark_rocketmq.clock import Clock
 from pyspark_rocketmq.errors import ChannelClosed, RequestTimeout, RocketMQError
 from pyspark_rocketmq.model import PulledBody
+from pyspark_rocketmq.wire.codes import ResponseCode
 from pyspark_rocketmq.wire.command import RemotingCommand
 from pyspark_rocketmq.wire.framing import Outgoing, Signer
 from pyspark_rocketmq.wire.requests.pull import PullResponseDecoder, PullResult, pull_result
-from pyspark_rocketmq.wire.requests.responses import describe_request
+from pyspark_rocketmq.wire.requests.responses import describe_request, error_of
 
 logger = logging.getLogger(__name__)
 
@@ -48,6 +53,11 @@ class Pull(Outgoing, Protocol):
 
         The broker's silence about this pull counts only after these seconds.
         """
+        ...
+
+    @property
+    def filter_check(self) -> RemotingCommand | None:
+        """Request that the server must have accepted before the pull is sent; None without a condition."""
         ...
 
 
@@ -197,7 +207,12 @@ class PullConnection(Generic[PullT]):
         self._who: int | None = None
         """Number (``opaque``) of the request for the broker's name; None before it is sent."""
         self._held: list[bytes] = []
-        """Frames of pulls, to be sent when the name is confirmed."""
+        """Frames to be sent when the name is confirmed."""
+        self._checks = FilterChecks()
+        self._released: list[bytes] = []
+        """Frames of pulls whose condition was just accepted, to be sent now."""
+        self._failure: RocketMQError | None = None
+        """Error of sending within ``receive``, raised by the next call, because ``receive`` had answers."""
         self._transport = transport
         self._clock = clock
         self._signer = signer
@@ -206,7 +221,8 @@ class PullConnection(Generic[PullT]):
         self._opaques = itertools.count()
         self._waiting: dict[int, tuple[PullT, float]] = {}
         """Unanswered pulls by opaque, in the order of sending, each with the time at which its silence
-        begins. This time is counted in seconds that the connection has waited for bytes."""
+        begins. This time is counted in seconds that the connection has waited for bytes; it is infinite while
+        the pull waits for the server to accept its condition."""
         self._listened_s = 0.0
         self._heard_s = 0.0
         """Seconds for which the connection had waited for bytes when the last ones arrived."""
@@ -243,17 +259,23 @@ class PullConnection(Generic[PullT]):
         return self._transport.fileno()
 
     def send(self, pulls: Iterable[PullT]) -> None:
-        """Send pulls, all in one piece, or keep them until the server's name is checked.
+        """Send pulls, all in one piece, or keep them until the server's name and the condition are checked.
 
         Raises:
             ChannelClosed, TlsFailed: If the connection is gone; the pulls count as in flight nevertheless.
         """
-        frames = []
+        frames: list[bytes] = []
         waiting, opaques, now_s = self._waiting, self._opaques, self._listened_s
         for pull in pulls:
             opaque = next(opaques) & _OPAQUE_MASK
             waiting[opaque] = pull, now_s + pull.longest_hold_s
-            frames.append(pull.encode(opaque) if self._signer is None else self._signed(pull, opaque))
+            frame = pull.encode(opaque) if self._signer is None else self._frame(pull, opaque)
+            check = pull.filter_check
+            if check is None or self._checks.are_passed(check):
+                frames.append(frame)
+            else:
+                waiting[opaque] = pull, math.inf
+                frames += self._hold_back(check, opaque, frame)
         if not self._is_confirmed:
             self._held += frames
             self._ask_who()
@@ -298,6 +320,7 @@ class PullConnection(Generic[PullT]):
             WrongBroker: If the server is another broker.
             BrokerError: If the server is too busy to give its name, or is shutting down.
         """
+        self._raise_failure()
         self._listened_s += waited_s
         count = self._await_bytes(silence_s)
         answers: list[tuple[PullT, PullResult | RocketMQError]] = []
@@ -313,6 +336,8 @@ class PullConnection(Generic[PullT]):
             self._answer_bytes = count // len(answers)
         if self._listened_s >= self._next_look_s:
             answers += self._overdue(silence_s)
+        if self._released:
+            self._send_released(has_answers=bool(answers))
         return answers
 
     def pass_time(self, waited_s: float, silence_s: float) -> list[tuple[PullT, PullResult | RocketMQError]]:
@@ -327,6 +352,7 @@ class PullConnection(Generic[PullT]):
             RequestTimeout: If nothing came for ``silence_s`` seconds, and a pull has waited as long or none
                 is in flight.
         """
+        self._raise_failure()
         self._listened_s += waited_s
         if waited_s > 0 and not self._has_waited_in_vain:
             self._has_waited_in_vain = True
@@ -336,6 +362,12 @@ class PullConnection(Generic[PullT]):
         if self._listened_s - self._heard_s >= silence_s:
             self._check_silence(silence_s, self._listened_s)
         return self._overdue(silence_s)
+
+    def drop_held_back(self) -> None:
+        """Forget the pulls that were not sent, because the server has not accepted their condition yet."""
+        for check in self._checks.give_up(math.inf):
+            for opaque in check.frames:
+                del self._waiting[opaque]
 
     def close(self) -> list[PullT]:
         """End the connection; return the pulls that were not answered."""
@@ -348,15 +380,55 @@ class PullConnection(Generic[PullT]):
         self._waiting.clear()
         return unanswered
 
-    def _signed(self, request: Outgoing, opaque: int) -> bytes:
-        assert self._signer is not None
+    def _frame(self, request: Outgoing, opaque: int) -> bytes:
+        if self._signer is None:
+            return request.encode(opaque)
         return self._signer(request.command()).encode(opaque)
+
+    def _hold_back(self, check: RemotingCommand, opaque: int, frame: bytes) -> list[bytes]:
+        """Keep a pull's frame until the server accepts ``check``; return the frame of a new check."""
+        if self._checks.hold(check, opaque, frame):
+            return []
+        number = next(self._opaques) & _OPAQUE_MASK
+        self._checks.asked(number, FilterCheck(check, self._listened_s, {opaque: frame}))
+        return [self._frame(check, number)]
+
+    def _judge(
+        self,
+        check: FilterCheck,
+        answer: RemotingCommand,
+        answers: list[tuple[PullT, PullResult | RocketMQError]],
+    ) -> None:
+        """Release the pulls that waited for the answer to a check, or fail them if the server refuses."""
+        if answer.code == ResponseCode.SUCCESS:
+            self._released += check.frames.values()
+            for opaque in check.frames:
+                pull, _ = self._waiting[opaque]
+                self._waiting[opaque] = pull, self._listened_s + pull.longest_hold_s
+        else:
+            answers += self._failed(check, error_of(check.request, answer, self.address))
+
+    def _failed(self, check: FilterCheck, error: RocketMQError) -> list[tuple[PullT, RocketMQError]]:
+        return [(self._waiting.pop(opaque)[0], error) for opaque in check.frames]
+
+    def _send_released(self, *, has_answers: bool) -> None:
+        frames, self._released = self._released, []
+        try:
+            self._transport.sendall(b"".join(frames))
+        except RocketMQError as error:
+            if not has_answers:
+                raise
+            # The answers must not be lost. The pulls of these frames are in flight, so another call follows.
+            self._failure = error
+
+    def _raise_failure(self) -> None:
+        if self._failure is not None:
+            raise self._failure
 
     def _ask_who(self) -> None:
         if self._who is None:
             self._who = next(self._opaques) & _OPAQUE_MASK
-            frame = WHO.encode(self._who) if self._signer is None else self._signed(WHO, self._who)
-            self._transport.sendall(frame)
+            self._transport.sendall(self._frame(WHO, self._who))
 
     def _confirm(self, answer: RemotingCommand) -> None:
         name = name_in(answer, self.address)
@@ -372,6 +444,10 @@ class PullConnection(Generic[PullT]):
     ) -> None:
         if not self._is_confirmed and command.is_response and command.opaque == self._who:
             self._confirm(command)
+            return
+        is_accepted = command.code == ResponseCode.SUCCESS
+        if command.is_response and (check := self._checks.answered(command.opaque, is_accepted=is_accepted)):
+            self._judge(check, command, answers)
             return
         # Brokers send requests only to clients that sent heartbeats, and this connection sends none.
         found = self._waiting.pop(command.opaque, None) if command.is_response else None
@@ -404,7 +480,9 @@ class PullConnection(Generic[PullT]):
         """
         for pull, from_s in self._waiting.values():
             if now_s - from_s >= silence_s:
-                raise self._timeout(pull, now_s - from_s + pull.longest_hold_s)
+                raise self._timeout(pull.command(), now_s - from_s + pull.longest_hold_s)
+        for check in self._checks.asked_until(now_s - silence_s):
+            raise self._timeout(check.request, now_s - check.asked_s)
         if not self._waiting:
             raise self._timeout(None, now_s - self._heard_s)
 
@@ -419,11 +497,13 @@ class PullConnection(Generic[PullT]):
             waited_s = self._listened_s - from_s
             if waited_s >= silence_s:
                 del self._waiting[opaque]
-                overdue.append((pull, self._timeout(pull, waited_s + pull.longest_hold_s)))
+                overdue.append((pull, self._timeout(pull.command(), waited_s + pull.longest_hold_s)))
+        for check in self._checks.give_up(self._listened_s - silence_s):
+            overdue += self._failed(check, self._timeout(check.request, self._listened_s - check.asked_s))
         return overdue
 
-    def _timeout(self, pull: PullT | None, waited_s: float) -> RequestTimeout:
-        asked = "anything" if pull is None else describe_request(pull.command())
+    def _timeout(self, request: RemotingCommand | None, waited_s: float) -> RequestTimeout:
+        asked = "anything" if request is None else describe_request(request)
         return RequestTimeout(self.address, asked, waited_s)
 
 

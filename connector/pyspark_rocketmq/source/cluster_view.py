@@ -44,7 +44,6 @@ from pyspark_rocketmq.errors import (
 from pyspark_rocketmq.model import BrokerAddress, MessageQueue, QueueBounds, QueueRange, TopicRoute
 from pyspark_rocketmq.options.connection import PLAIN_SOURCE_GROUP
 from pyspark_rocketmq.options.read import ReadFrom, ReadOptions
-from pyspark_rocketmq.options.subscription import Subscription
 from pyspark_rocketmq.source.topic_changes import MatchingTopics, Vanished, VanishedQueues
 from pyspark_rocketmq.wire.codes import ResponseCode
 from pyspark_rocketmq.wire.requests.pull import PullRequest
@@ -182,8 +181,6 @@ class ClusterView:
         self._silent = SilentBrokers(clock)
         self._vanished = VanishedQueues(name_server, self._brokers, clock, self._timeout_s)
         self._group = options.consumer_group or PLAIN_SOURCE_GROUP
-        self._accepted: set[tuple[BrokerAddress, str]] = set()
-        """Brokers and topics whose SQL92 condition the broker has accepted."""
         self._retry_ends: dict[MessageQueue, int] = {}
         """The last known ends of the group's retry queues; used if the user may not read their statistics."""
         self._without_statistics: set[BrokerAddress] = set()
@@ -544,9 +541,14 @@ class ClusterView:
     def _bounds_on(
         self, brokers: BrokerClient, address: BrokerAddress, topic: str, queues: Sequence[MessageQueue]
     ) -> dict[MessageQueue, QueueBounds]:
-        self._check_expression(address, self._options.subscription_of(topic))
+        broker_name = queues[0].broker_name
+        wanted = self._options.subscription_of(topic)
+        if wanted.is_sql92:
+            # Pulls from a broker that cannot filter by the condition would bring all messages.
+            data = subscription_data(wanted, sub_version=0)
+            brokers.check_subscription(address, _CLIENT_ID, self._group, data, broker_name=broker_name)
         try:
-            statistics = self._statistics(brokers, address, topic, queues[0].broker_name)
+            statistics = self._statistics(brokers, address, topic, broker_name)
         except TopicNotFound:
             # Deleted on this broker since the route was fetched.
             self._routes.invalidate()
@@ -563,18 +565,6 @@ class ClusterView:
                 low = brokers.min_offset(address, queue)
                 found[queue] = QueueBounds(min_offset=low, max_offset=brokers.max_offset(address, queue))
         return found
-
-    def _check_expression(self, address: BrokerAddress, wanted: Subscription) -> None:
-        """Refuse a SQL92 condition by which the broker cannot filter: pulls with it would bring all messages.
-
-        Raises:
-            ExpressionInvalid: If the broker cannot parse the condition or does not filter by SQL92.
-        """
-        if not wanted.is_sql92 or (address, wanted.topic) in self._accepted:
-            return
-        data = subscription_data(wanted, sub_version=0)
-        self._brokers.check_subscription(address, _CLIENT_ID, self._group, data)
-        self._accepted.add((address, wanted.topic))
 
     def _all_retry_bounds(
         self, address: BrokerAddress, queues: Sequence[MessageQueue]

@@ -87,6 +87,11 @@ class _Pull(NamedTuple):
         """Return the request's whole frame, length prefix included; ``opaque`` is its number."""
         return self.template.encode(self.task.queue_offset, self.task.max_msg_nums, opaque)
 
+    @property
+    def filter_check(self) -> RemotingCommand | None:
+        """Request that the server must have accepted before the pull is sent; None without a condition."""
+        return self.template.filter_check
+
     def command(self) -> RemotingCommand:
         """Return the request as a command, without its number (opaque)."""
         return self.template.request(self.task.queue_offset, self.task.max_msg_nums).command()
@@ -278,6 +283,7 @@ class Fetcher:
             self._release_connected()
 
     def _release(self, place: _Place, connection: PullConnection[_Pull]) -> None:
+        connection.drop_held_back()
         if self._reset_found is not None and connection.in_flight and connection.is_confirmed:
             # The windows may hold many messages, and must not live as long as the last answers take.
             take_in = partial(_report_resets, self._partitions, self._reset_found)

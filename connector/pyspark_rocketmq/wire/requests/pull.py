@@ -20,14 +20,17 @@ from pyspark_rocketmq.wire.command import (
     encode_frame,
 )
 from pyspark_rocketmq.wire.framing import FrameDecoder, Outgoing
+from pyspark_rocketmq.wire.requests.admin import encode_client_config_check
 from pyspark_rocketmq.wire.requests.header_fields import from_ext_fields, to_ext_fields
 from pyspark_rocketmq.wire.requests.headers import PullMessageRequestHeader, PullMessageResponseHeader
 from pyspark_rocketmq.wire.requests.responses import error_of
-from pyspark_rocketmq.wire.subscription import ALL, TAG
+from pyspark_rocketmq.wire.subscription import ALL, TAG, SubscriptionData
 
 HOLD_SCAN_S: Final = 5.0
 """Seconds by which a broker may answer a held pull late, because it checks its held pulls in this interval
 (``PullRequestHoldService.run``)."""
+_CLIENT_ID: Final = "pyspark-rocketmq"
+"""Client id in check requests, which brokers do not use."""
 _NOTHING_MATCHED: Final = "NO_MATCHED_MESSAGE"
 _SIZES: Final = struct.Struct(">II")
 """Length word, then serialize type and header length."""
@@ -126,6 +129,20 @@ class PullRequest:
             return 0.0
         return self.suspend_timeout_millis / 1000 + HOLD_SCAN_S
 
+    @property
+    def filter_check(self) -> RemotingCommand | None:
+        """Request by which the server is asked whether it can filter by the pull's condition.
+
+        None if the pull has none: any server filters by tags.
+        """
+        if self.expression_type == TAG or not self.sys_flag & PullSysFlag.SUBSCRIPTION:
+            return None
+        wanted = SubscriptionData(
+            topic=self.queue.topic, sub_string=self.subscription, expression_type=self.expression_type
+        )
+        body = encode_client_config_check(_CLIENT_ID, self.consumer_group, wanted)
+        return RemotingCommand(code=RequestCode.CHECK_CLIENT_CONFIG, body=body)
+
 
 class PullRequestTemplate:
     """Template for the pulls of one queue with one subscription, which differ only in offset and count.
@@ -133,11 +150,13 @@ class PullRequestTemplate:
     The rest of the header is encoded once, so that making a frame is a single formatting of bytes.
     """
 
-    __slots__ = ("_request", "_template")
+    __slots__ = ("_request", "_template", "filter_check")
 
     def __init__(self, request: PullRequest) -> None:
         """Prepare pulls like ``request``, whose own offset and count do not matter."""
         self._request = request
+        self.filter_check = request.filter_check
+        """Request by which the server is asked whether it can filter by the condition; None without one."""
         header = request.encode(0)[_SIZES.size :].replace(b"%", b"%%")
         self._template = _NUMBERS_OF_ONE_PULL.sub(b"%d", header)
 
