@@ -20,6 +20,7 @@ from pyspark_rocketmq.errors import (
     NotANameServer,
     RemoteProtocolError,
     RequestTimeout,
+    StaticTopic,
     TopicNotFound,
 )
 from pyspark_rocketmq.model import BrokerAddress, BrokerData, QueueData, TopicRoute
@@ -130,6 +131,85 @@ def test_a_route_is_kept_while_no_name_server_has_the_topic(
     assert caplog.text.count("keeping the known route topic=orders brokers=broker-a (10.0.0.1:10911)") == 1
     assert client.route("orders", soon) == route_with(8)
     assert client.denial("orders") is None
+
+
+def as_static_topic(peer: Peer, request: RemotingCommand) -> None:
+    """Answer with the route of a static topic."""
+    mapping = b',"topicQueueMappingByBroker":{"broker-a":{"currIdMap":{},"totalQueues":1}}}'
+    peer.answer(request, body=encode_route(route_with(1), standard_json=True)[:-1] + mapping)
+
+
+def test_a_known_topic_that_becomes_static_is_an_error(
+    server: ScriptedServer, pool: ChannelPool, soon: Deadline
+) -> None:
+    """A2, L9: it was deleted and made again, and its old route would lead to wrong queues."""
+    clock, script = FakeClock(), RouteScript(route_with(3))
+    server.script = script
+    client = NameServerClient((server.address,), pool, clock, PATIENCE_S)
+    client.route("orders", soon)
+    server.script = as_static_topic
+    clock.advance(30.1)
+    for _ in range(2):
+        with pytest.raises(StaticTopic, match="orders is a static topic"):
+            client.route("orders", soon)
+
+    script.route = route_with(8)
+    server.script = script
+    assert client.route("orders", soon) == route_with(8)
+
+
+@pytest.mark.parametrize("is_known", [False, True])
+@pytest.mark.parametrize("is_first", [False, True])
+def test_a_topic_that_is_static_at_one_of_two_name_servers_is_refused_at_first_contact_only(
+    server: ScriptedServer,
+    pool: ChannelPool,
+    soon: Deadline,
+    caplog: pytest.LogCaptureFixture,
+    *,
+    is_known: bool,
+    is_first: bool,
+) -> None:
+    """A2, L9: one of them is behind, and brokers register at both within 30 s."""
+    clock, ordinary = FakeClock(), RouteScript(route_with(3))
+    server.script = ordinary
+    with ScriptedServer(ordinary) as other:
+        servers = (other.address, server.address) if is_first else (server.address, other.address)
+        client = NameServerClient(servers, pool, clock, PATIENCE_S)
+        if is_known:
+            client.route("orders", soon)
+            clock.advance(30.1)
+        ordinary.route = route_of("broker-b")
+        other.script = as_static_topic
+        if is_known:
+            assert client.route("orders", soon) == route_of("broker-b")
+            assert "another name server has an ordinary route, which is used: Topic orders" in caplog.text
+            return
+        with pytest.raises(StaticTopic):
+            client.route("orders", soon)
+
+
+@pytest.mark.parametrize(
+    "script",
+    [
+        RouteScript(None),
+        lambda peer, request: peer.answer(request, ResponseCode.SYSTEM_ERROR, remark="restarting"),
+        lambda peer, request: peer.close(),
+    ],
+    ids=["denies it", "restarts", "is gone"],
+)
+def test_a_name_server_that_knows_nothing_does_not_make_a_static_topic_an_ordinary_one(
+    server: ScriptedServer, pool: ChannelPool, soon: Deadline, script: Script
+) -> None:
+    """A2, L9: no answer, a denial and an error are no route."""
+    clock = FakeClock()
+    server.script = RouteScript(route_with(3))
+    with ScriptedServer(RouteScript(route_with(3))) as other:
+        client = NameServerClient((server.address, other.address), pool, clock, PATIENCE_S)
+        client.route("orders", soon)
+        clock.advance(30.1)
+        server.script, other.script = as_static_topic, script
+        with pytest.raises(StaticTopic):
+            client.route("orders", soon)
 
 
 @pytest.mark.parametrize("code", [ResponseCode.TOPIC_NOT_EXIST, ResponseCode.SYSTEM_ERROR])

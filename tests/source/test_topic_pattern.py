@@ -7,15 +7,17 @@ import re
 import pytest
 
 from broker_sim.cluster import SimCluster
+from pyspark_rocketmq.client import nameserver
 from pyspark_rocketmq.client.nameserver import NameServerClient
 from pyspark_rocketmq.client.pool import ChannelPool
 from pyspark_rocketmq.client.pull_connection import close_idle_connections
 from pyspark_rocketmq.clock import Deadline
-from pyspark_rocketmq.errors import BrokerError, ConnectFailed, NameServerNotReady
-from pyspark_rocketmq.model import MessageQueue
+from pyspark_rocketmq.errors import BrokerError, ConnectFailed, NameServerNotReady, StaticTopic
+from pyspark_rocketmq.model import MessageQueue, TopicRoute
 from pyspark_rocketmq.options.read import ReadOptions
 from pyspark_rocketmq.source.cluster_view import ClusterView
 from pyspark_rocketmq.source.topic_changes import MatchingTopics
+from pyspark_rocketmq.wire.requests.topics import decode_route
 from tests.helpers.batch_read import planned_batch
 from tests.helpers.fake_clock import FakeClock
 from tests.helpers.stream_read import offsets_by_queue
@@ -116,6 +118,73 @@ def test_new_topics_are_found_within_the_refresh_interval(topics: Topics) -> Non
     assert wait_until(quick.plan, reason="The new queue in the route")
     assert offsets_by_queue(quick.run()) == {MessageQueue(topic, "broker-a", 1): [0]}
     assert slow.next_offsets() is None
+
+
+class StaticTopics(set[str]):
+    """Names of the topics that are static at the name server."""
+
+    def decode_route(self, body: bytes, topic: str = "") -> TopicRoute:
+        """In place of the function of this name."""
+        if topic in self:
+            raise StaticTopic(topic, ["broker-a"])
+        return decode_route(body, topic)
+
+
+@pytest.fixture
+def static(monkeypatch: pytest.MonkeyPatch) -> StaticTopics:
+    """Names of topics that are static; none at first."""
+    topics = StaticTopics()
+    monkeypatch.setattr(nameserver, "decode_route", topics.decode_route)
+    return topics
+
+
+def test_a_static_topic_is_read_when_it_is_made_again_as_an_ordinary_one(
+    topics: Topics, clock: FakeClock, static: StaticTopics, caplog: pytest.LogCaptureFixture
+) -> None:
+    """topicPattern, L9: it is looked up again with each refresh, and logged once while it is static."""
+    read, *others = (topics.make(1, topic=f"static-{letter}") for letter in "abc")
+    static |= {*others}
+    given = {"nameServers": topics.sim.name_servers, "topicPattern": "static-.", "routeRefreshMs": "10000"}
+    with ChannelPool(clock) as pool:
+        view = ClusterView(ReadOptions.parse(given), pool, clock)
+
+        def seen() -> list[str]:
+            return sorted(view.routes().by_topic)
+
+        for _ in range(3):
+            assert seen() == [read]
+            clock.advance(10.1)
+        assert caplog.text.count("topic of the pattern left out") == 2
+        assert seen() == [read]
+        static -= {others[0]}
+        assert seen() == [read]
+        clock.advance(10.1)
+        assert seen() == [read, others[0]]
+
+        static |= {others[0]}
+        clock.advance(10.1)
+        with pytest.raises(StaticTopic, match=others[0]):
+            seen()
+    assert caplog.text.count("topic of the pattern left out") == 2
+
+
+def test_one_look_asks_for_each_static_topic_once(
+    topics: Topics, clock: FakeClock, static: StaticTopics, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """L9: although name servers need longer for an answer than routeRefreshMs."""
+
+    def decode_later(body: bytes, topic: str = "") -> TopicRoute:
+        clock.advance(0.01)
+        return static.decode_route(body, topic)
+
+    monkeypatch.setattr(nameserver, "decode_route", decode_later)
+    static |= {topics.make(1, topic=f"many-{number}") for number in range(3)}
+    given = {"nameServers": topics.sim.name_servers, "topicPattern": "many-.", "routeRefreshMs": "1"}
+    with ChannelPool(clock) as pool:
+        view = ClusterView(ReadOptions.parse(given), pool, clock)
+        for _ in range(2):
+            assert view.routes().by_topic == {}
+            clock.advance(1)
 
 
 class NameServer(NameServerClient):

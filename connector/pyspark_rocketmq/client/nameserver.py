@@ -20,6 +20,7 @@ from pyspark_rocketmq.errors import (
     NoPermission,
     RemoteProtocolError,
     RocketMQError,
+    StaticTopic,
     SystemBusy,
     TopicNotFound,
     TransportError,
@@ -77,6 +78,9 @@ class NameServerClient:
     others are asked, and a topic's last known route stays in use. Only a topic's brokers can show that the
     topic was deleted.
 
+    A topic that was made again as a static one may still be an ordinary one at a name server that is behind.
+    So a topic with a known route stays in use while any name server has an ordinary route.
+
     Source: RocketMQ 5.3.3 ``NettyRemotingClient.getAndCreateNameserverChannel`` (sticky choice),
     ``MQClientInstance.updateTopicRouteInfoFromNameServer`` (refresh, keep the old route on failure and at
     TOPIC_NOT_EXIST).
@@ -121,6 +125,8 @@ class NameServerClient:
         that went to another broker in that time would leave its key's queue.
 
         Raises:
+            StaticTopic: If the topic is static, even if a route was known; but then only if no name server
+                that answers has an ordinary route.
             TopicNotFound: If all name servers that answered deny the topic, and no route was ever known.
             NameServerNotReady: If one of them answered with an error that may pass; no route was known.
             BrokerError: If one of them refused for another reason; no route was known.
@@ -134,7 +140,7 @@ class NameServerClient:
         try:
             fresh = self._seen_now(self._look_up(topic, known, deadline))
         except RocketMQError as error:
-            if known is None:
+            if known is None or isinstance(error, StaticTopic):
                 raise
             fresh = self._kept(topic, known, error)
         with self._lock:
@@ -238,6 +244,10 @@ class NameServerClient:
                 break
         if not routes:
             raise _verdict(failures)
+        if static := [error for error in failures if isinstance(error, StaticTopic)]:
+            if known is None:
+                raise static[0]
+            logger.warning("another name server has an ordinary route, which is used: %s", static[0])
         return _merged(routes)
 
     def _kept(self, topic: str, known: KnownRoute, error: RocketMQError) -> KnownRoute:
@@ -328,6 +338,8 @@ class NameServerClient:
             return NameServerNotReady(error.code, error.remark, request=error.request, address=error.address)
         except RemoteProtocolError as error:
             return RemoteProtocolError(f"The answer of {address} cannot be read: {error}")
+        except StaticTopic as error:
+            return error
 
 
 def _is_plain(error: BrokerError) -> bool:
@@ -339,13 +351,15 @@ def _is_plain(error: BrokerError) -> bool:
 def _verdict(failures: Sequence[RocketMQError]) -> RocketMQError:
     """Return the error to raise of several failures: the last one of the most important kind.
 
-    The order of importance is: retryable errors in answers, other errors in answers and answers that cannot
-    be read, ``TopicNotFound``, no answer.
+    The order of importance is: ``StaticTopic``, retryable errors in answers, other errors in answers and
+    answers that cannot be read, ``TopicNotFound``, no answer.
     """
 
     def weight(error: RocketMQError) -> int:
         if isinstance(error, TransportError):
             return 0
+        if isinstance(error, StaticTopic):
+            return 4
         return 3 if error.retryable else 1 if isinstance(error, TopicNotFound) else 2
 
     heaviest = max(map(weight, failures))

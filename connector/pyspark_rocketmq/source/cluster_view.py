@@ -168,7 +168,7 @@ class ClusterView:
         """Function that returns the brokers from which the query is known to have read a topic."""
         self._timeout_s = options.request_timeout_ms / 1000
         cluster = Cluster.of(options, clock, pool=pool)
-        max_age_s = options.route_refresh_ms / 1000
+        self._max_age_s = max_age_s = options.route_refresh_ms / 1000
         self._name_server = name_server = cluster.name_server(max_age_s)
         self._routes = cluster.routes(options, name_server)
         self._matching = (
@@ -192,8 +192,9 @@ class ClusterView:
         self._known_queues: tuple[Routes | None, Mapping[str, _Queues]] = (None, {})
         self._switched_off: frozenset[tuple[str, str]] = frozenset()
         """Pairs of a topic and a broker name at which an operator has switched off reading."""
-        self._static: set[str] = set()
-        """Topics that match the pattern but cannot be read, because they are static."""
+        self._static: dict[str, float] = {}
+        """Topics that match the pattern but cannot be read, because they are static. For each, the monotonic
+        second from which its route is looked up again: it may have been made again as an ordinary topic."""
         self._knew_none_s = float("-inf")
         """Monotonic second at which the name server last knew no broker at all, which shows that it had just
         started."""
@@ -217,31 +218,42 @@ class ClusterView:
                 pattern neither is an error.
             TopicAway: If brokers that may have such a topic are not registered yet.
             StaticTopic: If a topic is static: its logical queues are mapped to brokers. With a pattern, only
-                a topic that was read before causes this error; other static topics are left out.
+                a topic that was read before causes this error; other static topics are left out for
+                ``routeRefreshMs``, then looked up again.
             TransportError: If no name server answered.
         """
         deadline = Deadline.after(self._clock, self._timeout_s)
-        if self._matching is not None:
+        if self._matching is None:
+            routes = self._routes.look(deadline)
+        else:
             # Also query topics that name servers no longer list: their brokers may be away.
-            self._routes.follow((self._matching.look(deadline) | self._seen.keys()) - self._static)
-        routes = self._look_at_routes(deadline)
+            routes = self._look_at_matching(self._matching.look(deadline) | self._seen.keys(), deadline)
         self._seen.update(routes.by_topic)
         for topic, error in routes.absent.items():
             if self._matching is None and (topic not in self._seen or not routes.by_topic):
                 raise self._away(topic, error, deadline)
         return routes
 
-    def _look_at_routes(self, deadline: Deadline) -> Routes:
-        """Return the routes; with a topic pattern, leave out static topics that were not read before."""
+    def _look_at_matching(self, topics: frozenset[str], deadline: Deadline) -> Routes:
+        """Return the routes of a pattern's topics; leave out static topics that were not read before."""
+        now_s = self._clock.monotonic_s()
+        left_out = {topic for topic, until_s in self._static.items() if now_s < until_s}
         while True:
+            self._routes.follow(topics - left_out)
             try:
-                return self._routes.look(deadline)
+                routes = self._routes.look(deadline)
             except StaticTopic as error:
-                if self._matching is None or error.topic in self._seen:
+                if error.topic in self._seen:
                     raise
-                logger.warning("topic of the pattern left out: %s", error)
-                self._static.add(error.topic)
-                self._routes.follow((self._matching.look(deadline) | self._seen.keys()) - self._static)
+                if error.topic not in self._static:
+                    logger.warning("topic of the pattern left out: %s", error)
+                self._static[error.topic] = now_s + self._max_age_s
+                left_out.add(error.topic)
+            else:
+                self._static = {
+                    topic: at for topic, at in self._static.items() if topic not in routes.by_topic
+                }
+                return routes
 
     def _away(self, topic: str, error: TopicNotFound, deadline: Deadline) -> TopicNotFound:
         """Return ``error``, or TopicAway if the topic's brokers may still register at the name server."""
