@@ -604,8 +604,14 @@ def test_a_gap_of_a_topic_that_is_not_known_to_be_compacted_is_data_loss(
     log.missing = set(range(20, 30))
     log.attributes = attributes
 
-    with pytest.raises(DataLoss, match="offset 20 was wanted"):
+    with pytest.raises(DataLoss, match="offset 20 was wanted") as raised:
         read(partition)
+
+    is_unknown = attributes is None
+    assert ("GET_TOPIC_CONFIG" in str(raised.value)) is is_unknown
+    assert (
+        "If the topic is compacted (cleanup.policy=COMPACTION), nothing" in str(raised.value)
+    ) is is_unknown
 
 
 def test_a_lost_tail_is_never_acknowledged(partition: QueuePartition, log: Log) -> None:

@@ -246,6 +246,8 @@ class RangeReader:
         self._unexplained = range(0)
         """Offsets of an inner batch that could not be decoded; gaps in it are not reported, because some of
         these offsets may have no message."""
+        self._kind_unknown: RocketMQError | None = None
+        """Error of the question whether the topic is compacted; None if it was answered or not asked."""
 
     def left(self) -> QueuePartition:
         """Return the partition with the rest of its range, which is still to be pulled."""
@@ -639,6 +641,7 @@ class RangeReader:
             if error.retryable and partition.settings.fail_on_data_loss:
                 raise
             logger.info("not known whether the topic is compacted %s: %s", partition.planned.queue, error)
+            self._kind_unknown = error
             return False
         if found:
             logger.info("the topic is compacted, gaps in it are not data loss %s", partition.planned.queue)
@@ -666,19 +669,30 @@ class RangeReader:
             if self._is_compacted:
                 return
             if self.partition.settings.fail_on_data_loss:
-                last = goes_on - 1
-                offsets = f"offset {missing}" if missing == last else f"offsets {missing} to {last}"
-                raise DataLoss(
-                    f"{queue} at {self.partition.address}",
-                    missing,
-                    f"given no message for {offsets} and no reason; it may have removed a file of its log "
-                    "meanwhile",
-                    f"Set failOnDataLoss=false to go on at offset {goes_on}, or reset the group's offset for "
-                    "this queue.",
-                )
+                raise self._loss_of(missing, goes_on)
             if skipped.start <= missing and goes_on <= skipped.stop:
                 continue
             logger.warning("offset hole %s missing=%d continuing_at=%d", queue, missing, goes_on)
+
+    def _loss_of(self, missing: int, goes_on: int) -> DataLoss:
+        last = goes_on - 1
+        offsets = f"offset {missing}" if missing == last else f"offsets {missing} to {last}"
+        remedy = (
+            f"Set failOnDataLoss=false to go on at offset {goes_on}, or reset the group's offset for this "
+            "queue."
+        )
+        if self._kind_unknown is not None:
+            remedy += (
+                " If the topic is compacted (cleanup.policy=COMPACTION), nothing is lost, and "
+                "failOnDataLoss=false is the right setting. Whether it is compacted is not known: "
+                f"{self._kind_unknown}"
+            )
+        return DataLoss(
+            f"{self.partition.planned.queue} at {self.partition.address}",
+            missing,
+            f"given no message for {offsets} and no reason; it may have removed a file of its log meanwhile",
+            remedy,
+        )
 
 
 def _reason_of(failure: RocketMQError | None) -> EndReason:
