@@ -24,8 +24,9 @@ logger = masking_logger(__name__)
 FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
 
 _MAX_REASON: Final = 500
-_SEE_FAQ: Final = re.compile(r" See https?://\S+ for further details,?\.?", re.IGNORECASE)
+_SEE_FAQ: Final = re.compile(r"\.? See https?://\S+ for further details,?\.?", re.IGNORECASE)
 """RocketMQ's link to its FAQ (``FAQUrl``) at the end of a remark."""
+_RESET: Final = "`pyspark-rocketmq offsets reset --to OFFSET --topic TOPIC --queue BROKER:ID --conf FILE`"
 _AT_THE_END_OF_A_TRACEBACK: Final = re.compile(
     r"^pyspark_rocketmq\.errors\.(\w+): ((?:(?!^pyspark_rocketmq\.errors\.|\n\s*\n).)*?)"
     r"\s*(?:SQLSTATE: \w+\s*)?(?:JVM stacktrace:.*)?\Z",
@@ -115,7 +116,7 @@ class TransportError(RocketMQError):
         self.detail = peer_text(detail)
 
     def __str__(self) -> str:
-        return f"Connection to {self.address} failed: {self.detail}"
+        return f"Connection to {self.address} failed: {_sentence(self.detail)}"
 
 
 class ConnectFailed(TransportError):
@@ -127,7 +128,7 @@ class ConnectFailed(TransportError):
 
     def __str__(self) -> str:
         return (
-            f"Could not connect to {self.address}: {self.detail}. "
+            f"Could not connect to {self.address}: {_sentence(self.detail)} "
             "Check the address, that the server is running, and that no firewall is in between. Brokers "
             "announce their own addresses (brokerIP1). If this machine cannot reach an announced address, "
             "give the address to use instead in option brokerAddresses."
@@ -143,7 +144,7 @@ class TlsFailed(ConnectFailed):
     retryable: ClassVar[bool] = False
 
     def __str__(self) -> str:
-        return f"No secure connection to {self.address}: {self.detail}"
+        return f"No secure connection to {self.address}: {_sentence(self.detail)}"
 
 
 class ChannelClosed(TransportError):
@@ -154,13 +155,13 @@ class ChannelClosed(TransportError):
     """
 
     def __str__(self) -> str:
-        return f"The connection to {self.address} was closed: {self.detail}"
+        return f"The connection to {self.address} was closed: {_sentence(self.detail)}"
 
 
 class RequestTimeout(TransportError):
     """No answer came within the request's deadline.
 
-    Do: Raise ``requestTimeoutMs`` if the server is slow; correct the address if it is no RocketMQ server's.
+    Do: Raise ``requestTimeoutMs`` if the server is slow; correct the address if it is another server's.
     """
 
     def __init__(self, address: str, request: str, timeout_s: float) -> None:
@@ -186,8 +187,8 @@ class WrongBroker(TransportError):
     def __str__(self) -> str:
         return (
             f"Another broker is at {self.address}: {self.detail}. Nothing was read, stored or sent there. "
-            "Name servers announce the new addresses when the brokers have registered again. If this does "
-            "not pass, check whether two brokers announce the same address (brokerIP1)."
+            "Name servers announce the new addresses when the brokers have registered again. If the error "
+            "does not pass, check whether two brokers announce the same address (brokerIP1)."
         )
 
 
@@ -199,7 +200,7 @@ class BrokerError(RocketMQError):
 
     passes_later: ClassVar[bool] = True
 
-    advice: ClassVar[str] = "If it does not pass, look at the server's log."
+    advice: ClassVar[str] = "If the error does not pass, look at that server's log."
     """Advice shown after the server's remark."""
 
     server: ClassVar[str] = "The server"
@@ -219,9 +220,7 @@ class BrokerError(RocketMQError):
 
     def __str__(self) -> str:
         # RocketMQ's remarks contain line breaks and whole stack traces.
-        remark = peer_text(_SEE_FAQ.sub("", " ".join(self.remark.split())))
-        if remark and remark[-1] not in ".!?":
-            remark += "."
+        remark = _sentence(peer_text(_SEE_FAQ.sub(".", " ".join(self.remark.split()))))
         who = peer_text(self.address) or self.server
         how = f" with code {self.code}: " if self.code else ", but "
         answer = f"{who} answered {peer_text(self.request)}{how}{remark}"
@@ -245,7 +244,7 @@ class TopicNotFound(BrokerError):
     Do: Create it, or correct the option.
     """
 
-    advice: ClassVar[str] = "Create the topic or correct option 'topic'."
+    advice: ClassVar[str] = "Create the topic, or correct the topic's name, for example in option 'topic'."
 
 
 class BatchRefused(BrokerError):
@@ -323,7 +322,7 @@ class NameServerNotReady(BrokerError):
 
     retryable: ClassVar[bool] = True
 
-    advice: ClassVar[str] = "If it does not pass, look at the name server and its log."
+    advice: ClassVar[str] = "If the error does not pass, look at the name server's log."
 
     server: ClassVar[str] = "The name server"
 
@@ -353,8 +352,9 @@ class ConsumptionForbidden(NoPermission):
     passes_later: ClassVar[bool] = True
 
     advice: ClassVar[str] = (
-        "Give the permission back: for a topic `mqadmin updateTopicPerm`, for a group `mqadmin "
-        "updateSubGroup -s true` with the group's other settings, for a broker its brokerPermission."
+        "Give the permission back: for a topic by `mqadmin updateTopicPerm -n NAMESRV -c CLUSTER -t TOPIC -p "
+        "6`, for a group by `mqadmin updateSubGroup -n NAMESRV -c CLUSTER -g GROUP -s true` with the group's "
+        "other settings, for a broker by its setting brokerPermission=6."
     )
 
 
@@ -365,8 +365,8 @@ class GroupNotFound(BrokerError):
     """
 
     advice: ClassVar[str] = (
-        "Create the group (mqadmin updateSubGroup), or let the broker do it "
-        "(autoCreateSubscriptionGroup=true)."
+        "Create the group (`mqadmin updateSubGroup -n NAMESRV -c CLUSTER -g GROUP`), or let the broker "
+        "create groups (autoCreateSubscriptionGroup=true in its configuration)."
     )
 
 
@@ -401,7 +401,9 @@ class GoAway(BrokerError):
     """
 
     retryable: ClassVar[bool] = True
-    advice: ClassVar[str] = "The server is shutting down. Do nothing if this passes; else start the server."
+    advice: ClassVar[str] = (
+        "That server is shutting down. Do nothing if the error passes; otherwise start the server again."
+    )
 
 
 class OffsetNotFound(BrokerError):
@@ -422,8 +424,8 @@ class SubscriptionNotLatest(BrokerError):
     retryable: ClassVar[bool] = True
 
     advice: ClassVar[str] = (
-        "The group's next heartbeat corrects this. If it does not pass, give all members of the group the "
-        "same subscriptions."
+        "The group's next heartbeat corrects this. If the error does not pass, give all members of the group "
+        "the same subscriptions."
     )
 
 
@@ -443,7 +445,8 @@ class StaticTopic(RocketMQError):
             f"Topic {self.topic} is a static topic: its queues are mapped to brokers "
             f"({peer_text(', '.join(self.brokers))}). This client does not follow the mapping: once a queue "
             "is remapped (mqadmin remappingStaticTopic), its reads and sends would fail or miss messages. "
-            "Read and write an ordinary topic (mqadmin updateTopic)."
+            "Read and write an ordinary topic; `mqadmin updateTopic -n NAMESRV -c CLUSTER -t TOPIC` creates "
+            "one."
         )
 
 
@@ -461,8 +464,9 @@ class NoWritableQueue(RocketMQError):
 
     def __str__(self) -> str:
         return (
-            f"Topic {self.topic} has no queue to write to: its brokers are down, have no master, or it is "
-            "read-only. Start the brokers, or set the topic's permission to 6."
+            f"Topic {self.topic} has no queue to write to: its brokers are down or have no master, or the "
+            "topic is read-only. Start the brokers' masters, or allow writing: `mqadmin updateTopicPerm -n "
+            f"NAMESRV -c CLUSTER -t {self.topic} -p 6`."
         )
 
 
@@ -529,7 +533,8 @@ class DeadLetterRefused(RocketMQError):
     """No broker accepts a message that a group gives up; its queue waits, and nothing is lost.
 
     Do: Remove what the error names: give the user the right to send to ``%RETRY%GROUP``, shorten the group's
-    name to 120 characters, send fewer properties; or stop the group's queries and skip the message
+    name to 120 characters, send fewer properties; or stop the group's queries and skip the message, which is
+    then neither consumed nor kept as a dead letter
     (``pyspark-rocketmq offsets skip --messages 1 --topic TOPIC --queue BROKER:ID --conf FILE``).
     """
 
@@ -547,9 +552,10 @@ class DeadLetterRefused(RocketMQError):
         return masked(
             f"{self.queue} queueOffset={self.queue_offset}: no broker takes this message as a dead letter of "
             f"group {self.consumer_group}, so the queue waits at this message. It was refused when sent to "
-            f"the group's retry topic: {self.sent} The broker that stores it did not copy it either: "
-            f"{self.copied} Correct the cause, or stop the group's queries and skip the message: "
-            "`pyspark-rocketmq offsets skip --messages 1 --topic TOPIC --queue BROKER:ID --conf FILE`."
+            f"the group's retry topic: {_sentence(self.sent)} The broker that stores the message did not "
+            f"copy it either: {_sentence(self.copied)} Correct the cause. Or stop the group's queries and "
+            "skip the message, which is then neither consumed nor kept as a dead letter: `pyspark-rocketmq "
+            "offsets skip --messages 1 --topic TOPIC --queue BROKER:ID --conf FILE`."
         )
 
 
@@ -621,7 +627,7 @@ class SchemaNotFound(BadRecord):
 
 
 class SchemaRegistryDown(RocketMQError):
-    """The schema registry does not answer, or its answer is no schema; in a consumer the messages wait.
+    """The schema registry does not answer, or its answer is not a schema; in a consumer the messages wait.
 
     Do: Start it, or correct its address; nothing is lost meanwhile.
     """
@@ -636,7 +642,7 @@ class SchemaRegistryDown(RocketMQError):
     def __str__(self) -> str:
         return masked(
             f"Schema registry {self.registry} is not available: {self.detail.rstrip('.')}. In a consumer the "
-            "messages wait until it is. Start the registry, or correct its address."
+            "messages wait until the registry answers. Start the registry, or correct its address."
         )
 
 
@@ -669,7 +675,9 @@ class UndecodableMessage(OffsetError):
     ([how](listeners.md#messages-that-cannot-be-decoded)).
     """
 
-    def __init__(self, queue: str, queue_offset: int, reason: str, *, before: int = 0) -> None:
+    def __init__(
+        self, queue: str, queue_offset: int, reason: str, *, before: int = 0, has_group: bool = True
+    ) -> None:
         super().__init__(queue, queue_offset, reason)
         self.queue = queue
         self.queue_offset = queue_offset
@@ -677,17 +685,28 @@ class UndecodableMessage(OffsetError):
         self.before = before
         """Number of offsets between the group's position and the message. A listener received the messages
         there without a COMMIT, so a skip of this message also skips them."""
+        self.has_group = has_group
+        """Whether a consumer group reads the queue, which can be moved past the message."""
 
     def __reduce__(self) -> tuple[object, ...]:
-        return partial(type(self), before=self.before), self.args
+        return partial(type(self), before=self.before, has_group=self.has_group), self.args
 
     def __str__(self) -> str:
-        return (
+        text = (
             f"{self.queue}: the message at offset {self.queue_offset} cannot be decoded: "
-            f"{self.reason[:_MAX_REASON]} Set undecodableMessages=keep: then you get the message with its "
-            "stored bytes and property UNDECODABLE. Or move the group past this message"
-            f"{' and the messages before it' if self.before else ''}: `pyspark-rocketmq offsets skip "
-            f"--messages {self.before + 1} --topic TOPIC --queue BROKER:ID --conf FILE`."
+            f"{_sentence(self.reason[:_MAX_REASON])} Set undecodableMessages=keep: then you get the message "
+            "with its stored bytes and property UNDECODABLE."
+        )
+        if not self.has_group:
+            return text
+        skipped = (
+            "this message and the messages before it that wait for a COMMIT, which then come no more"
+            if self.before
+            else "this message, which is then not consumed"
+        )
+        return (
+            f"{text} Or move the group past {skipped}: `pyspark-rocketmq offsets skip --messages "
+            f"{self.before + 1} --topic TOPIC --queue BROKER:ID --conf FILE`."
         )
 
 
@@ -706,8 +725,8 @@ class DataLoss(OffsetError):
 
     def __str__(self) -> str:
         remedy = self.remedy or (
-            "Set failOnDataLoss=false to go on at the first available offset, "
-            "or reset the group's offset for this queue."
+            "Set failOnDataLoss=false to go on at the first available offset. Or, if a consumer group reads "
+            f"this queue, reset the group's offset: {_RESET}."
         )
         return f"{self.queue}: offset {self.wanted} was wanted, but the broker has {self.available}. {remedy}"
 
@@ -722,8 +741,9 @@ class MessagesExpired(DataLoss):
         return (
             f"{self.queue}: offset {self.wanted} was wanted, but the broker has {self.available}: older "
             "messages were deleted before they were read. Set failOnDataLoss=false to go on at the first "
-            "available offset, or reset the group's offset for this queue; and let brokers keep messages "
-            "longer (fileReservedTime), or read faster."
+            "available offset. Or, if a consumer group reads this queue, reset the group's offset: "
+            f"{_RESET}. To lose no more messages, let brokers keep them longer (fileReservedTime), or read "
+            "faster."
         )
 
 
@@ -739,8 +759,9 @@ class LogTailLost(DataLoss):
             "ends before what was read or planned. A slave that lacked the newest messages may have become "
             "master, or the topic was created again. New messages get offsets that were used before. Set "
             "failOnDataLoss=false: a consumer group then goes on with the first message that it has not "
-            "consumed, a plain stream at the end. Or reset the group's offset for this queue to read from "
-            "another place."
+            "consumed, a stream without a group with the first message stored after its last plan (behind "
+            "a Proxy, at the queue's end). Or, if a group reads this queue, reset the group's offset: "
+            f"{_RESET}."
         )
 
 
@@ -755,9 +776,9 @@ class OffsetsBeganAgain(DataLoss):
             f"{self.queue}: offset {self.wanted} was consumed, but has another message now (the broker has "
             f"{self.available}). The topic was deleted and created again, or a slave that lacked the newest "
             "messages became master. Messages that were not read may be lost. Set failOnDataLoss=false to "
-            "go on with the first message that was not consumed. Or reset the group's offset for this queue "
-            "at the broker or with `pyspark-rocketmq offsets reset --to OFFSET --topic TOPIC --queue "
-            "BROKER:ID --conf FILE`: every message from that offset on is consumed and reaches the sink."
+            "go on with the first message that was not consumed. Or, if a consumer group reads this queue, "
+            f"reset the group's offset at the broker or with {_RESET}: every message from that offset on is "
+            "consumed and reaches the sink."
         )
 
 
@@ -775,8 +796,8 @@ class LostBehindSink(DataLoss):
             "new messages get the same offsets. Where the new messages begin is unknown: the rows were "
             "written by a release, or into a sink, that kept no message beside the watermark. Nothing was "
             "consumed. Find the first new message by its store time, and reset the group's offset for this "
-            "queue to that message: `pyspark-rocketmq offsets reset --to OFFSET --topic TOPIC --queue "
-            "BROKER:ID --conf FILE`. Every message from that offset on is consumed and reaches the sink."
+            f"queue to that message: {_RESET}. Every message from that offset on is consumed and reaches the "
+            "sink."
         )
 
 
@@ -804,8 +825,9 @@ class QueueRemoved(DataLoss):
     def __str__(self) -> str:
         return (
             f"{self.queue}: offset {self.wanted} was to be read next, but {self.available.rstrip('.')}. "
-            "Give the topic its queues back (mqadmin updateTopic -r) until they are read, or set "
-            "failOnDataLoss=false to go on without this queue and its unread messages."
+            "Give the topic its queues back until they are read (`mqadmin updateTopic -n NAMESRV -c CLUSTER "
+            "-t TOPIC -r QUEUES -w QUEUES`), or set failOnDataLoss=false to go on without this queue and its "
+            "unread messages."
         )
 
 
@@ -825,7 +847,8 @@ class DamagedOffsets(OffsetError):
         return (
             f"A row of the offset store has {peer_text(self.text)!r} in {self.column}, which cannot be read. "
             f"Stop the queries of the group, set {self.column} of that row to NULL (in a file: to an empty "
-            "string) or restore the table, and start them again."
+            "string) or restore the table, and start them again. With NULL the row loses what that column "
+            "holds, such as attempts or the newest message, and keeps its offset."
         )
 
 
@@ -915,6 +938,11 @@ class ListenerError(RocketMQError):
 
     Do: Correct the listener.
     """
+
+
+def _sentence(text: str) -> str:
+    """Return the text with a full stop at its end, because another sentence may follow."""
+    return text if not text or text.endswith((".", "!", "?", "…")) else f"{text}."
 
 
 def without_frames(function: FunctionT) -> FunctionT:

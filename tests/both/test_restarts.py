@@ -276,10 +276,10 @@ def test_a_group_that_has_worked_starts_while_servers_are_away_and_waits_for_the
         options = ReadOptions.parse({"nameServers": relayed.name_servers, "topic": topic})
         with pytest.raises(TransportError):
             check_topics(options, nobody)
-        assert "this query has read from it before" not in caplog.text
+        assert "this query has read from the cluster before" not in caplog.text
 
         with running(lambda: check_topics(options, lambda _: {"broker-b"})):
-            wait_until(lambda: "this query has read from it before" in caplog.text)
+            wait_until(lambda: "this query has read from the cluster before" in caplog.text)
             for relay in servers:
                 relay.open()
 
@@ -312,7 +312,7 @@ def test_a_stream_that_goes_on_from_its_checkpoint_waits_for_servers_that_are_aw
             return bool(read[-1])
 
         with running(lambda: wait_until(has_read, ANSWER_S)):
-            wait_until(lambda: "this query has read from it before" in caplog.text)
+            wait_until(lambda: "this query has read from the cluster before" in caplog.text)
             for relay in servers:
                 relay.open()
         assert read[-1] == {queue: [1]}

@@ -123,7 +123,7 @@ def test_a_consumer_of_an_unknown_topic_does_not_start(
     spark: SparkSession, cluster: ClusterUnderTest, tmp_path: Path
 ) -> None:
     """And leaves nothing behind."""
-    with pytest.raises(TopicNotFound, match=r"no-such-topic.*Create the topic or correct option 'topic'"):
+    with pytest.raises(TopicNotFound, match=r"no-such-topic.*Create the topic, or correct .* option 'topic'"):
         start(consumer_of(tmp_path, cluster.name_servers), spark, tmp_path)
 
     assert not list(tmp_path.iterdir())

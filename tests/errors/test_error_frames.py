@@ -9,11 +9,13 @@ from collections.abc import Iterator
 import pytest
 
 from pyspark_rocketmq.errors import (
+    ChannelClosed,
     LocalProtocolError,
     OptionError,
     RocketMQError,
     SchemaError,
     TopicNotFound,
+    TransportError,
     error_of_worker,
     without_frames,
 )
@@ -122,6 +124,18 @@ def test_a_server_s_pointer_to_its_questions_does_not_stand_between_two_sentence
 
     assert "for the topic: ordres. " in text
     assert "06FAQ" not in text
+
+
+def test_a_sentence_after_a_server_s_pointer_to_its_questions_begins_after_a_full_stop() -> None:
+    remark = "No topic route info for: ordres\nSee https://rocketmq.apache.org/06FAQ for further details. It is away."
+
+    assert "for: ordres. It is away. Create the topic" in str(TopicNotFound(17, remark))
+
+
+def test_the_text_of_a_broken_connection_is_a_sentence() -> None:
+    """Other sentences follow it, as in the error of an offset at the brokers."""
+    assert str(TransportError("a:1", "start the master")).endswith("failed: start the master.")
+    assert str(ChannelClosed("a:1", "it ended. Check useTls.")).endswith("closed: it ended. Check useTls.")
 
 
 @pytest.mark.parametrize(

@@ -530,7 +530,7 @@ def test_a_process_that_encrypts_gets_a_reason_where_the_driver_does_not(
     place = f"127.0.0.1:{address.port}"
     assert why_refused(address) == (
         f"No secure connection to {place}: the process there does not encrypt, but the query's driver does, so "
-        "another process uses the driver's port now. Look at the driver's log: the query may have ended"
+        "another process uses the driver's port now. Look at the driver's log: the query may have ended."
     )
 
 

@@ -108,7 +108,7 @@ def test_queues_that_another_member_has_locked_hold_up_the_drain() -> None:
     shown = str(case.drain.trouble(seen(A0), [], {}))
 
     assert "are still locked by another member" in shown
-    assert "if it was killed, 60 s for its locks to end; or raise retryTimeoutMs" in shown
+    assert "if the member was killed, 60 s for its locks to end; or raise retryTimeoutMs" in shown
 
 
 @pytest.mark.parametrize(

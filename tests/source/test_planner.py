@@ -767,7 +767,7 @@ def test_a_query_that_has_worked_starts_while_the_cluster_is_away_and_waits(
     assert planning.next() == [(A0, 10, 12)]
 
     [said] = [each.message for each in caplog.records if "waiting up to" in each.message]
-    assert "this query has read from it before" in said
+    assert "this query has read from the cluster before" in said
     assert str(error) in said
 
 

@@ -377,7 +377,7 @@ def test_a_hole_is_data_loss(
 
     with pytest.raises(
         DataLoss,
-        match=rf"offset {hole[0]} was wanted.*no message for offsets? {hole[0]}.* go on at offset {hole[1]},",
+        match=rf"offset {hole[0]} was wanted.*no message for offsets? {hole[0]}.* go on at offset {hole[1]}\.",
     ):
         read(partition)
 

@@ -66,8 +66,8 @@ def check_checkpoint(spark: SparkSession, checkpoint: str) -> None:
     if (offset := foreign_offset(text)) is not None:
         problem = (
             f"the checkpoint {masked(checkpoint)} is another query's: the offset in it, "
-            f"{offset:.{_MOST_CHARACTERS}}, is not one of a RocketMQ consumer. Take a new folder: the group "
-            "continues at the offsets of its offset store"
+            f"{offset:.{_MOST_CHARACTERS}}, is not one of a RocketMQ consumer. Take a new folder for the "
+            "checkpoint: the group continues at the offsets of its offset store"
         )
         raise OptionError((problem,), where="PushConsumer.start")
 

@@ -130,9 +130,9 @@ class Snapshot:
             topic, broker_name = min(self.switched_off)
             raise RocketMQError(
                 f"Reading of topic {peer_text(topic)} is switched off at broker "
-                f"{peer_text(broker_name)}, so {consequence}. Give the permission back (mqadmin "
-                "updateTopicPerm, or the broker's brokerPermission), or set failOnDataLoss=false to read "
-                "without these queues."
+                f"{peer_text(broker_name)}, so {consequence}. Give the permission back (`mqadmin "
+                f"updateTopicPerm -n NAMESRV -c CLUSTER -t {peer_text(topic)} -p 6`, or the broker's setting "
+                "brokerPermission=6), or set failOnDataLoss=false to read without these queues."
             )
 
     def with_slaves(self) -> Snapshot:
@@ -265,7 +265,7 @@ class ClusterView:
             # A proxy, for one, serves no such request.
             was_on = ", ".join(map(peer_text, had_it))
             reason = (
-                f"The topic was on {was_on} before, and it is not known which brokers there are ({failure})"
+                f"The topic was on {was_on} before, and it is not known which brokers there are: {failure}"
             )
             return _later(error, reason) if had_it else error
         missing = [name for name in had_it if name not in registered]
@@ -318,7 +318,7 @@ class ClusterView:
         raise NameServerNotReady(
             ResponseCode.SUCCESS,
             f"it had no broker {since_s:.0f} s ago, so it may have restarted, and topics or queues may still "
-            f"be missing. Brokers register within {_REGISTERED_WITHIN_S:g} s of a restart; run it again then",
+            f"be missing. Brokers register within {_REGISTERED_WITHIN_S:g} s of a restart; read again then",
             request="GET_BROKER_CLUSTER_INFO",
         )
 
@@ -472,9 +472,11 @@ class ClusterView:
         for topic, broker_name in sorted(switched_off - self._switched_off):
             logger.warning(
                 "reading is switched off, its queues wait topic=%s broker=%s; give the permission back: "
-                "mqadmin updateTopicPerm, or the broker's brokerPermission",
+                "`mqadmin updateTopicPerm -n NAMESRV -c CLUSTER -t %s -p 6`, or the broker's setting "
+                "brokerPermission=6",
                 topic,
                 peer_text(broker_name),
+                topic,
             )
         for topic, broker_name in sorted(self._switched_off - switched_off):
             logger.info("reading is no longer switched off topic=%s broker=%s", topic, peer_text(broker_name))
@@ -656,7 +658,7 @@ def _replicas(routes: Routes, names: Collection[str]) -> dict[str, Mapping[int, 
 def _later(error: TopicNotFound, reason: str) -> TopicAway:
     """Return ``error`` as a TopicAway, with the ``reason`` why the topic's brokers may still register."""
     remark = (
-        f"{error.remark} {reason}; brokers register again within {_REGISTERED_WITHIN_S:g} s of the name "
-        "server's restart."
+        f"{error.remark.rstrip('. ')}. {reason.rstrip('.')}; brokers register again within "
+        f"{_REGISTERED_WITHIN_S:g} s of the name server's restart."
     )
     return TopicAway(error.code, remark, request=error.request, address=error.address)

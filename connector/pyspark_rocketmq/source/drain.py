@@ -89,7 +89,7 @@ class Drain:
         more = f" and {len(shown) - _MOST_SHOWN} more" if len(shown) > _MOST_SHOWN else ""
         reason = self._held_up()
         advice = (
-            f"{reason} Correct that, skip the message by {_SKIP}, or raise drainTimeoutMs."
+            f"{reason} Correct the cause, skip the message by {_SKIP}, or raise drainTimeoutMs."
             if reason
             else "The log says why the listener gives messages back: correct the listener, set "
             "max_reconsume_times (option maxReconsumeTimes) so that such messages become dead letters, skip "
@@ -152,8 +152,9 @@ class Drain:
         return RocketMQError(
             f"Queues of {', '.join(self._options.subscribed())} allocated to this member of group "
             f"{self._options.consumer_group} are still locked by another member. `pyspark-rocketmq offsets "
-            "lag` shows by which one. Wait for its batch to end or, if it was killed, 60 s for its locks to "
-            f"end; or raise retryTimeoutMs, which is {self._options.retry_timeout_ms}."
+            "lag --conf FILE` shows by which one. Wait for that member's batch to end or, if the member was "
+            "killed, 60 s for its locks to end; or raise retryTimeoutMs, which is "
+            f"{self._options.retry_timeout_ms}."
         )
 
 

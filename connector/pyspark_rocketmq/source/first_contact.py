@@ -50,7 +50,7 @@ def at_first_contact(
         if not is_known and not isinstance(error, (TopicAway, NameServerNotReady)):
             raise
         why = (
-            "the cluster is away or does not work now; this query has read from it before, so it is "
+            "the cluster is down or does not work now; this query has read from the cluster before, so it is "
             if is_known
             else ""
         )

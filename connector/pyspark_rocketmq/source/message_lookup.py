@@ -200,8 +200,8 @@ class MessageLookup:
         except RocketMQError as error:
             return error
         trouble = known or BrokerOffsetUnavailable(
-            f"Broker {broker_name}: {address} is listed as its master, but is a slave, which may lack "
-            "messages. Queues whose messages it lacks wait until their master is back."
+            f"Broker {broker_name}: {address} is listed as its master, but is a slave. Queues whose messages "
+            "this slave lacks wait until the master is back: start the master."
         )
         self._slaves[broker_name, address] = trouble, now_s + REFUSED_PAUSE_S
         return trouble

@@ -445,7 +445,7 @@ class QueueClaims:
             "group %s is new to %s and begins behind the first message, as consume_from_where (options "
             "consumeFromWhere, startingOffsets) says (RocketMQ's default: at the end): it skips %d "
             "stored messages. To consume them, stop the query and reset the group's offsets to the earliest "
-            "(`pyspark-rocketmq offsets reset --to earliest`)",
+            "(`pyspark-rocketmq offsets reset --to earliest --topic TOPIC --conf FILE`)",
             self._group,
             ", ".join(sorted({queue.topic for queue in positions})),
             messages,

@@ -442,7 +442,8 @@ class RangeReader:
             newest.queue_offset,
             "another log than when the read was planned: the topic was deleted and created again, or a slave "
             "that lacked the newest messages has become master",
-            "The rows may be of both. Run the query again, or set failOnDataLoss=false to take them.",
+            "The rows that were read may belong to both logs. Run the query again, or set "
+            "failOnDataLoss=false to keep these rows.",
         )
         if partition.settings.fail_on_data_loss:
             raise loss
@@ -514,7 +515,12 @@ class RangeReader:
         if offsets.stop <= expected or queue_offset >= planned.end:
             return row.slice(0, 0)
         if not partition.settings.keeps_undecodable:
-            error = UndecodableMessage(str(planned.queue), queue_offset, undecodable.reason)
+            error = UndecodableMessage(
+                str(planned.queue),
+                queue_offset,
+                undecodable.reason,
+                has_group=partition.settings.is_group_read,
+            )
             if not partition.settings.is_group_read or queue_offset == planned.start:
                 raise error
             self._report_gap_before(queue_offset)
@@ -678,8 +684,9 @@ class RangeReader:
         last = goes_on - 1
         offsets = f"offset {missing}" if missing == last else f"offsets {missing} to {last}"
         remedy = (
-            f"Set failOnDataLoss=false to go on at offset {goes_on}, or reset the group's offset for this "
-            "queue."
+            f"Set failOnDataLoss=false to go on at offset {goes_on}. Or, if a consumer group reads this queue, "
+            "reset the group's offset: `pyspark-rocketmq offsets reset --to OFFSET --topic TOPIC --queue "
+            "BROKER:ID --conf FILE`."
         )
         if self._kind_unknown is not None:
             remedy += (

@@ -383,7 +383,8 @@ def offset_to_plan(offset: Mapping[str, Any]) -> tuple[int, tuple[QueueRange, ..
     if not is_plan(offset):
         raise OffsetError(
             "The query's checkpoint (option checkpointLocation) is another query's: the offset in it, "
-            f"{_shortened(offset)}, is not one of format('rocketmq'). Take a new folder."
+            f"{_shortened(offset)}, is not one of format('rocketmq'). Take a new folder for the checkpoint: "
+            "a consumer group continues from its offset store, any other query where startingOffsets says."
         )
     if offset["v"] not in {_VERSION, _PACKED_VERSION, _OPEN_VERSION}:
         raise OffsetError(

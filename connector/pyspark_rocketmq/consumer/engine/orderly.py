@@ -344,7 +344,7 @@ class OrderlyRun(RangeRun):
             raise UndecodableMessage(
                 str(self._planned.queue),
                 self._reached,
-                f"The task's log has the reason. The listener received the {machine.accumulated} messages "
+                f"the task's log has the reason. The listener received the {machine.accumulated} messages "
                 "before it without a COMMIT, and waits for more.",
                 before=self._reached - self._offset_at(machine.committed),
             )
