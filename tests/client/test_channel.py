@@ -202,7 +202,7 @@ def test_a_connection_that_is_silent_when_a_request_times_out_is_closed(how: str
         assert not channel.is_open
         other = others.get(timeout=PATIENCE_S)
         assert isinstance(other, ChannelClosed)
-        assert "nothing came on it for" in str(other)
+        assert "the server sent nothing for" in str(other)
         assert server.next_peer().has_ended.wait(PATIENCE_S)
 
 

@@ -107,7 +107,9 @@ class RequestDispatcher:
             self._answer(answer)
         except LocalProtocolError as error:
             # It may repeat a string of the request that JSON can carry but UTF-8 cannot.
-            logger.warning("answer cannot be sent code=%d: %s", request.code, error)
+            logger.warning(
+                "answer to a request of the server cannot be sent code=%d: %s", request.code, error
+            )
             self._answer(
                 request.response(ResponseCode.SYSTEM_ERROR, remark="The client's answer cannot be sent.")
             )
@@ -387,7 +389,7 @@ class Channel:
 
         If one of these threads calls this, it waits only for the others.
         """
-        self._end(ChannelClosed(self.address, "it was closed on this side"), is_orderly=True)
+        self._end(ChannelClosed(self.address, "this client closed it"), is_orderly=True)
         if threading.current_thread() is not self._reader:
             self._reader.join(_JOIN_S)
         self._dispatcher.join()
@@ -494,7 +496,7 @@ class Channel:
         with self._lock:
             silent_s = self._silence.over_after_s(now_s, has_others=bool(self._waiting))
         if silent_s is not None:
-            self._end(ChannelClosed(self.address, f"nothing came on it for {silent_s:.3g} s"))
+            self._end(ChannelClosed(self.address, f"the server sent nothing for {silent_s:.3g} s"))
 
     def _has_unread(self) -> bool:
         """Return whether bytes wait in the socket for the reader, as when the process has been suspended."""
@@ -539,8 +541,10 @@ def _reason_for(address: str, reason: RocketMQError, request: Outgoing) -> Rocke
     """
     asked = describe_request(request.command())
     if isinstance(reason, (ChannelClosed, TlsFailed)):
-        return type(reason)(reason.address, f"{reason.detail.removesuffix('.')}. It was needed for {asked}.")
+        return type(reason)(
+            reason.address, f"{reason.detail.removesuffix('.')}. The connection was needed for {asked}."
+        )
     return RemoteProtocolError(
-        f"{reason} {address} sent this instead of the answer to {asked}. Check that the address is "
-        "a RocketMQ server's remoting port."
+        f"{reason} {address} sent these bytes instead of the answer to {asked}. Check that the address "
+        "is a RocketMQ server's remoting port."
     )

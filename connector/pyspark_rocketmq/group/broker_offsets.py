@@ -282,7 +282,8 @@ class RemoteBrokerOffsets:
             except RocketMQError as error:
                 raise BrokerOffsetUnavailable(
                     f"Group {self._group}, {queue}: the group's offset could not be read from or written to "
-                    f"broker {address}: {error} The queue waits; check the broker if this goes on."
+                    f"broker {address}: {error} The queue waits. If the error does not pass, check that "
+                    "broker."
                 ) from error
 
         return at_queues(queues, asked)
@@ -415,7 +416,7 @@ class RemoteGroup:
             if name not in routes.masters:
                 raise BrokerOffsetUnavailable(
                     f"The offsets of group {self.consumer_group} cannot be reached at {name}: no route names "
-                    "a master there. Start this broker; its queues wait until then."
+                    "a master there. Start the broker's master; its queues wait until then."
                 )
             is_silent = name in self._silent
             at_most_s = SILENT_TIMEOUT_S if is_silent else math.inf

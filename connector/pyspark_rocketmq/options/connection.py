@@ -100,7 +100,7 @@ class ConnectionOptions(OptionSet):
         "retryTimeoutMs", int_between(0, 86_400_000), 120_000, unit="ms"
     ).doc(
         "How long a task tries a broker that cannot be reached or is busy, before the task fails. A query "
-        "that has worked before also waits this long at its start for servers that are away."
+        "that has worked before also waits this long at its start for servers that are down."
     )
 
     @classmethod

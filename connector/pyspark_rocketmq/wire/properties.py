@@ -139,7 +139,7 @@ def encode_properties(properties: Mapping[str, str]) -> bytes:
         name = text[at:].partition(NAME_VALUE_SEPARATOR)[0]
         raise LocalProtocolError(
             f"Message property {name!r} contains U+{ord(text[exc.start]):04X}, half of a surrogate pair, "
-            "which is no text: correct it, or send binary data in the body."
+            "which is not text: correct it, or send binary data in the body."
         ) from exc
     if len(data) > MAX_PROPERTIES_BYTES:
         raise LocalProtocolError(

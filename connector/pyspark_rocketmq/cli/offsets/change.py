@@ -457,8 +457,8 @@ class _OffsetChange:
         if not moves:
             raise JobFailed(
                 f"There is nothing to change: group '{self.group.name}' has these offsets already, or none "
-                "of its queues was chosen. `pyspark-rocketmq offsets show` prints the group's queues and "
-                "offsets. A new group needs --topic and option 'nameServers'."
+                "of its queues was chosen. `pyspark-rocketmq offsets show --conf FILE` prints the group's "
+                "queues and offsets. A new group needs --topic and option 'nameServers'."
             )
         problem = self._problem(moves, wanted, options)
         if problem is None and not options.is_dry_run:
@@ -565,7 +565,9 @@ class _OffsetChange:
             queues = "; ".join(f"{move.queue}: {move.target} ({move.note})" for move in beyond)
             return (
                 f"Nothing was changed: the new offset is beyond the end of its queue. {queues}. Choose an "
-                "offset in the queue; `pyspark-rocketmq offsets reset --to latest` moves to its end."
+                "offset in the queue. `pyspark-rocketmq offsets reset --to latest --topic TOPIC --queue "
+                "BROKER:ID --conf FILE` moves the group to the queue's end, past messages that the "
+                "group has not consumed."
             )
         is_running = refusal(moves, rewinds_sink=options.rewinds_sink)
         if is_running is not None and (not options.is_forced or options.rewinds_sink):

@@ -578,7 +578,8 @@ class Producer(Closing):
         master = route.master_of(queue.broker_name) or self._name_servers.known_master(queue.broker_name)
         if master is None:
             raise ConnectFailed(
-                queue.broker_name, f"the route of topic {queue.topic} names no master for this broker"
+                queue.broker_name,
+                f"the route of topic {queue.topic} names no master for this broker; start its master",
             )
         return master
 
@@ -616,8 +617,8 @@ class Producer(Closing):
             return TopicAway(error.code, remark, request=error.request, address=error.address)
         if known.denial is not None and isinstance(error, ConnectFailed):
             detail = (
-                f"{error.detail}; the name server does not know topic {topic} for the moment, which was on "
-                f"{was_on} before"
+                f"{error.detail}; and the name server does not know topic {topic} for the moment, which was "
+                f"on {was_on} before"
             )
             return type(error)(error.address, detail)
         return error
@@ -633,7 +634,7 @@ def _check_topic(topic: str, queue: MessageQueue) -> None:
     """
     if topic != queue.topic:
         raise LocalProtocolError(
-            f"A message for topic {topic} cannot be sent to {queue}; give a queue of its own topic."
+            f"A message for topic {topic} cannot be sent to {queue}; give a queue of topic {topic}."
         )
 
 

@@ -238,8 +238,9 @@ class SendBack:
         if count <= 0:
             raise RocketMQError(
                 f"Broker {address} drops messages that group {self.consumer_group} sends back, because the "
-                "group has no retry queues there (retryQueueNums=0). Give it one: mqadmin updateSubGroup "
-                f"-n NAMESRV -b {address} -g {self.consumer_group} -q 1, with the group's other settings."
+                "group has no retry queues there (retryQueueNums=0). Give the group one: `mqadmin "
+                f"updateSubGroup -n NAMESRV -b {address} -g {self.consumer_group} -q 1`, with the group's "
+                "other settings."
             )
 
     def _send_to_storing_broker(
@@ -247,7 +248,9 @@ class SendBack:
     ) -> None:
         name = message.broker_name or message.store_host
         if name in self._silent:
-            raise _NotAsked(name, "it did not answer in the last 30 s, and is not asked again so soon")
+            raise _NotAsked(
+                name, "the broker did not answer in the last 30 s, and is not asked again so soon"
+            )
         try:
             self._ask_storing_broker(name, message, delay_level, max_reconsume_times)
         except TransportError:
@@ -285,7 +288,7 @@ class SendBack:
                 route = self._name_servers.route(topic, deadline)
                 if (master := route.master_of(message.broker_name)) is not None:
                     return master
-        raise ConnectFailed(message.broker_name, "no route names a master for this broker")
+        raise ConnectFailed(message.broker_name, "no route names a master for this broker; start its master")
 
     def _routed_topics(self, message: MessageExt) -> tuple[str, str]:
         # A message from the retry topic may be stored on a broker on which its own topic has no queue.

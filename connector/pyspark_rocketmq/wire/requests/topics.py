@@ -126,8 +126,8 @@ def decode_route(body: bytes, topic: str = "") -> TopicRoute:
     if order_topic_conf is not None and _ORDER_CONF.fullmatch(order_topic_conf) is None:
         raise RemoteProtocolError(
             f"The order configuration of topic {short_repr(topic)} (TopicRouteData.orderTopicConf) must look "
-            f"like 'broker:queues;…', but is {short_repr(order_topic_conf)}. Correct it (mqadmin "
-            "updateOrderConf)."
+            f"like 'broker:queues;…', but is {short_repr(order_topic_conf)}. Correct it: `mqadmin "
+            "updateOrderConf -n NAMESRV -t TOPIC -m put -v BROKER:QUEUES`."
         )
     queues = tuple(map(_queue, route.objects("queueDatas")))
     _check_count(topic, "readQueueNums", [(data.broker_name, data.read_queue_nums) for data in queues])
@@ -148,7 +148,8 @@ def _check_count(topic: str, field: str, shares: Sequence[tuple[str, int]]) -> N
         raise RemoteProtocolError(
             f"The route of topic {short_repr(topic)} announces {total} queues ({field}), {count} of them on "
             f"broker {short_repr(name)}; at most {MAX_QUEUES} queues of one topic are accepted. Correct the "
-            "topic's number of queues (mqadmin updateTopic) or its order configuration."
+            "topic's number of queues (`mqadmin updateTopic -n NAMESRV -c CLUSTER -t TOPIC -r QUEUES -w "
+            "QUEUES`) or its order configuration."
         )
 
 
