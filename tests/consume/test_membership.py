@@ -804,22 +804,66 @@ def test_a_topic_whose_share_cannot_be_computed_does_not_hold_up_the_others() ->
     assert not driver.machine.is_settled
 
 
-def test_a_member_has_all_its_queues_only_while_all_their_locks_are_fresh() -> None:
-    """B2, H4: a drain would end without the queues that could not be planned."""
+def test_a_member_leaves_to_others_only_queues_that_it_knows_to_be_in_their_shares() -> None:
+    """B2, H4: a drain ends without them; not without its own ones that it cannot plan, nor without those that
+    its route lacks.
+    """
     driver = Driver()
-    assert not driver.machine.has_all(driver.now_s)
+    unseen = MessageQueue("T", "c", 0)
+    driver.members = [ME, OTHER]
+    assert driver.machine.left_to_others(QUEUES) == set()
     driver.refused = {QUEUES[0]}
     driver.work()
-    assert not driver.machine.has_all(driver.now_s)
-    driver.refused = set()
-    driver.after(2.0)
-    assert driver.machine.has_all(driver.now_s)
 
+    assert driver.machine.left_to_others([*QUEUES, unseen]) == {*QUEUES[1::2]}
     driver.now_s += 31.0
-
-    assert driver.machine.is_settled
     assert not driver.plannable
-    assert not driver.machine.has_all(driver.now_s)
+    assert driver.machine.left_to_others([*QUEUES, unseen]) == {*QUEUES[1::2]}
+
+    driver.machine.route_changed([*QUEUES, unseen], driver.now_s)
+    assert driver.machine.left_to_others([unseen]) == set()
+    driver.machine.stop(driver.now_s)
+    assert driver.machine.left_to_others(QUEUES) == set()
+
+
+def test_a_member_leaves_no_queue_to_others_while_its_share_is_not_known() -> None:
+    """B2, B4, H4: neither while a strategy fails, nor while the list of members lacks this one."""
+    shares = Shares()
+    driver = Driver(allocate=shares)
+    driver.members = [ME, OTHER]
+    driver.work()
+    assert driver.machine.left_to_others(QUEUES) == {*QUEUES[1::2]}
+
+    shares.fails_at = {"T"}
+    driver.after(20.0)
+    assert driver.machine.left_to_others(QUEUES) == set()
+
+    shares.fails_at = set()
+    driver.members = [OTHER]
+    driver.after(20.0)
+    driver.after(20.0)
+    assert not driver.plannable
+    assert driver.machine.left_to_others(QUEUES) == set()
+
+
+def test_a_broadcasting_member_leaves_no_queue_to_others() -> None:
+    """B3, H4: every member has all queues."""
+    driver = Driver(needs_locks=False, is_broadcast=True)
+    driver.members = [ME, OTHER]
+    driver.work()
+
+    assert driver.machine.left_to_others([*QUEUES, MessageQueue("T", "c", 0)]) == set()
+
+
+def test_a_queue_that_a_batch_still_holds_for_another_member_is_left_to_it(driver: Driver) -> None:
+    """B5, H4"""
+    in_a_batch(driver)
+    driver.members = [ME, OTHER]
+    driver.machine.notified(driver.now_s)
+    driver.after(2.0)
+
+    assert driver.machine.must_leave() == {*QUEUES[1::2]}
+    assert driver.machine.left_to_others(QUEUES) == {*QUEUES[1::2]}
 
 
 def test_a_member_that_is_listed_twice_counts_twice() -> None:

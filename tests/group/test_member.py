@@ -350,6 +350,21 @@ def test_without_a_name_server_the_known_route_holds(
     assert plannable(one) == queues_of(cluster, topic)
 
 
+def test_queues_that_the_planner_has_seen_first_are_looked_up_again(members: Members) -> None:
+    """A2, H4: its route is younger; a drain must not wait for the member's to be due."""
+    with SimCluster(brokers=2) as cluster:
+        cluster.create_topic("T", queues=1)
+        one = members.join(cluster.name_servers, "T", "one", routeRefreshMs="3600000")
+        await_plannable(one, queues_of(cluster, "T", 1))
+        cluster.create_topic("T", queues=2)
+        seen_first = queues_of(cluster, "T") | {MessageQueue(retry_topic(members.group), "broker-a", 0)}
+
+        assert one.left_to_others(seen_first) == set()
+
+        await_plannable(one, queues_of(cluster, "T"))
+        one.stop(SOON_S)
+
+
 # --- what members must have in common -----------------------------------------------------------------------
 
 

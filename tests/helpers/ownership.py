@@ -16,7 +16,11 @@ class OneMember:
         """Queues held by another member now; tests add and remove them."""
         self.claimed_elsewhere: list[MessageQueue] = []
         self.is_settled = True
-        """Whether this member holds all queues allocated to it."""
+        """Whether this member holds all queues allocated to it; then those taken are allocated to others."""
+        self.unseen: set[str] = set()
+        """Names of brokers that this member's route lacks, although the planner's has them."""
+        self.has_to_look = False
+        """Whether this member was to look up its route again."""
         self.meanwhile: list[Callable[[], None]] = []
         """Called one by one, after the queues of a plan were offered and before they are planned."""
         self.refusals = 0
@@ -25,24 +29,25 @@ class OneMember:
         """Time-outs of waits for any queue."""
         self._terms: dict[MessageQueue, int] = {}
         self._planned: frozenset[MessageQueue] = frozenset()
-        self._offered: Mapping[MessageQueue, int] = {}
         self.resets: dict[MessageQueue, int] = {}
         """Resets that tasks have found."""
 
     def begin_plan(self) -> Mapping[MessageQueue, int]:
-        self._offered = self._held()
-        offered = self._offered
+        offered = self._held()
         if self.meanwhile:
             self.meanwhile.pop(0)()
         return offered
 
+    def _known(self) -> set[MessageQueue]:
+        return {queue for queue in self._queues() if queue.broker_name not in self.unseen}
+
     def _held(self) -> dict[MessageQueue, int]:
-        held = set(self._queues()) - self.taken
+        held = self._known() - self.taken
         return {queue: self._terms.setdefault(queue, 1) for queue in held}
 
-    @property
-    def offers_all(self) -> bool:
-        return self.is_settled and self._held().items() <= self._offered.items()
+    def left_to_others(self, queues: Collection[MessageQueue]) -> Collection[MessageQueue]:
+        self.has_to_look |= not self._known().issuperset(queues)
+        return self._known() & self.taken if self.is_settled else ()
 
     def planned(self, grants: Mapping[MessageQueue, int]) -> frozenset[MessageQueue]:
         is_refused = self.refusals > 0

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping
 from typing import cast
 
 import pytest
 
-from pyspark_rocketmq.errors import ConnectFailed, OffsetError, TransportError
+from pyspark_rocketmq.errors import ConnectFailed, OffsetError, RocketMQError, TransportError
 from pyspark_rocketmq.model import MessageQueue, QueueBounds, QueueRange, QueueState
 from pyspark_rocketmq.options.read import ReadOptions
 from pyspark_rocketmq.source.cluster_view import Snapshot
@@ -23,10 +24,14 @@ class Progress:
 
     def __init__(self) -> None:
         self.positions: dict[MessageQueue, int] = {}
-        self.is_whole = True
+        self.others: set[MessageQueue] = set()
+        """Queues that are known to be other members'."""
 
     def position(self, queue: MessageQueue, _: object) -> int | None:
         return self.positions.get(queue)
+
+    def left_to_others(self, queues: Collection[MessageQueue]) -> Collection[MessageQueue]:
+        return self.others.intersection(queues)
 
 
 class Case:
@@ -42,6 +47,16 @@ class Case:
         queues = {"a0": A0, "a1": A1, "b0": B0}
         self.drain.begin({queues[name]: QueueBounds(0, end) for name, end in ends.items()})
 
+    def trouble_with(
+        self,
+        snapshot: Snapshot,
+        *planned: MessageQueue,
+        waiting: Mapping[MessageQueue, RocketMQError] | None = None,
+    ) -> RocketMQError | None:
+        """Return what the drain says after a plan in which only ``planned`` could be."""
+        progress = {queue: QueueState(0) for queue in planned}
+        return self.drain.trouble(snapshot, [], progress, waiting=waiting or {})
+
 
 def seen(*queues: MessageQueue, **down: ConnectFailed) -> Snapshot:
     return Snapshot(bounds={queue: QueueBounds(0, 9) for queue in queues}, addresses={}, unreachable=down)
@@ -49,11 +64,10 @@ def seen(*queues: MessageQueue, **down: ConnectFailed) -> Snapshot:
 
 def test_a_query_that_does_not_drain_has_no_ends_and_no_trouble() -> None:
     case = Case()
-    case.progress.is_whole = False
 
     assert not case.drain.has_begun
     assert case.drain.left({A0: QueueState(3)}) == {}
-    assert case.drain.trouble(seen(), [], {}) is None
+    assert case.trouble_with(seen()) is None
 
 
 def test_a_queue_is_left_until_its_end_at_the_beginning_is_reached() -> None:
@@ -73,11 +87,11 @@ def test_queues_that_had_messages_and_were_in_no_plan_are_not_planned() -> None:
 def test_a_deleted_queue_holds_up_no_drain() -> None:
     case = Case()
     case.begin(a0=5)
-    assert isinstance(case.drain.trouble(seen(), [], {}), TransportError)
+    assert isinstance(case.trouble_with(seen()), TransportError)
 
     case.drain.forget(A0)
 
-    assert case.drain.trouble(seen(), [], {}) is None
+    assert case.trouble_with(seen()) is None
     assert case.drain.has_begun
 
 
@@ -85,11 +99,11 @@ def test_a_drain_ends_although_a_broker_is_down_whose_queues_were_read() -> None
     case = Case()
     case.begin(a0=5, b0=4)
     down = ConnectFailed("b:1", "refused")
-    assert case.drain.trouble(seen(A0, b=down), [], {}) is down
+    assert case.trouble_with(seen(A0, b=down), A0) is down
 
     case.progress.positions[B0] = 4
 
-    assert case.drain.trouble(seen(A0, b=down), [], {}) is None
+    assert case.trouble_with(seen(A0, b=down), A0) is None
 
 
 def test_a_queue_that_the_plan_left_out_holds_up_the_drain() -> None:
@@ -97,18 +111,40 @@ def test_a_queue_that_the_plan_left_out_holds_up_the_drain() -> None:
     case.begin(a0=5)
     error = ConnectFailed("a:1", "refused")
 
-    assert case.drain.trouble(seen(A0), [], {A0: error}) is error
+    assert case.trouble_with(seen(A0), waiting={A0: error}) is error
 
 
-def test_queues_that_another_member_has_locked_hold_up_the_drain() -> None:
+@pytest.mark.parametrize("position", [None, 4])
+def test_a_queue_that_this_member_does_not_hold_holds_up_the_drain(position: int | None) -> None:
+    """H4: it is in sight of the planner, and so it is not missing; nobody has read it to its end."""
     case = Case()
-    case.begin(a0=5)
-    case.progress.is_whole = False
+    case.begin(a0=5, a1=5)
+    if position is not None:
+        case.progress.positions[A1] = position
 
-    shown = str(case.drain.trouble(seen(A0), [], {}))
+    shown = str(case.trouble_with(seen(A0, A1), A0))
 
+    assert shown.startswith(f"{A1} may have unread messages")
     assert "are still locked by another member" in shown
     assert "if the member was killed, 60 s for its locks to end; or raise retryTimeoutMs" in shown
+
+
+def test_a_queue_that_was_read_or_is_another_members_does_not_hold_up_the_drain() -> None:
+    """H4: nor does one that was empty when the drain began; whose it is, is not known."""
+    case = Case()
+    case.begin(a0=5, a1=5, b0=0)
+    case.progress.positions[A0] = 5
+    case.progress.others = {A1}
+
+    assert case.trouble_with(seen(A0, A1, B0)) is None
+
+
+def test_a_missing_broker_holds_up_the_drain_whosever_its_queues_were() -> None:
+    case = Case()
+    case.begin(b0=4)
+    case.progress.others = {B0}
+
+    assert isinstance(case.trouble_with(seen(A0)), TransportError)
 
 
 @pytest.mark.parametrize(

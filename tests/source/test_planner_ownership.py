@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Never
 import pytest
 
 from pyspark_rocketmq.consume.planning import LONGEST_LEFT_OUT_S, StuckQueueDetector
-from pyspark_rocketmq.errors import OffsetStoreUnavailable
+from pyspark_rocketmq.errors import OffsetStoreUnavailable, RocketMQError
 from pyspark_rocketmq.model import MessageQueue, QueueBounds, QueueState
 from pyspark_rocketmq.offsets.open import MemoryOffsetStore
 from pyspark_rocketmq.offsets.store import QueueCommit, SinkRecord
@@ -243,6 +243,55 @@ def test_an_available_now_run_does_not_end_if_another_member_claims_a_queue() ->
     planning.on_pause.append(comes_back)
 
     assert planning.next() == [(A0, 0, 5)]
+
+
+def test_an_available_now_run_does_not_end_before_its_member_sees_a_broker_that_came_back() -> None:
+    """H4, A2: the planner has a route of its own, which may be younger than the member's."""
+    planning = Planning({A0: (0, 5), B0: (0, 50)}, group=True, maxOffsetsPerTrigger="10")
+    planning.planner.prepare_available_now()
+    assert planning.next() == [(A0, 0, 2), (B0, 0, 8)]
+    planning.commit(A0, 2)
+    planning.commit(B0, 8)
+    planning.view.not_in_route = planning.ownership.unseen = {"broker-b"}
+    assert planning.next() == [(A0, 2, 5)]
+    planning.commit(A0, 5)
+
+    def planner_sees_it() -> None:
+        planning.view.not_in_route = set()
+        planning.on_pause[:] = [member_sees_it]
+
+    def member_sees_it() -> None:
+        assert planning.ownership.has_to_look
+        planning.ownership.unseen = set()
+
+    planning.on_pause.append(planner_sees_it)
+
+    assert planning.next() == [(B0, 8, 18)]
+
+
+def test_an_available_now_run_ends_with_an_error_if_its_member_never_sees_a_broker() -> None:
+    """H4: their name servers may differ for good."""
+    planning = Planning({A0: (0, 5), B0: (0, 5)}, group=True, retryTimeoutMs="9000")
+    planning.planner.prepare_available_now()
+    planning.ownership.unseen = {"broker-b"}
+    assert planning.next() == [(A0, 0, 5)]
+    planning.commit(A0, 5)
+
+    with pytest.raises(RocketMQError, match=r"broker-b.* or this member's name server does not list the"):
+        planning.next()
+    assert sum(planning.pauses) == pytest.approx(9.0, abs=1.0)
+
+
+def test_an_available_now_run_leaves_the_queues_of_other_members_to_them() -> None:
+    """B2, H4: they may have hours of work left."""
+    planning = Planning({A0: (0, 5), B0: (0, 5)}, group=True)
+    planning.planner.prepare_available_now()
+    planning.ownership.taken.add(B0)
+    assert planning.next() == [(A0, 0, 5)]
+    planning.commit(A0, 5)
+
+    assert planning.next() is None
+    assert not planning.pauses
 
 
 def test_an_available_now_run_does_not_end_if_grants_end_while_it_plans() -> None:

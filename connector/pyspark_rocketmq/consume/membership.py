@@ -374,13 +374,18 @@ class Membership:
         is_known = bool(self._queues) if self._is_broadcast else self._members is not None
         return is_known and self._is_share_known and Phase.WANTED not in self._phases.values()
 
-    def has_all(self, now_s: float) -> bool:
-        """Return whether :meth:`plannable` returns every queue of this member's share.
+    def left_to_others(self, queues: Collection[MessageQueue]) -> frozenset[MessageQueue]:
+        """Return those of ``queues`` that are known to be in other members' shares now.
 
-        It does not if another member still holds one, or if the lock of one was not renewed in time.
+        A queue that is missing from this member's route is in nobody's share as far as this member knows, so
+        it is not returned. No queue is returned while this member's share is not known, while the list of
+        members lacks this member, or once it stops.
         """
-        held = sum(phase is Phase.HELD for phase in self._phases.values())
-        return self._leave_at_s is None and self.is_settled and held == len(self.plannable(now_s))
+        is_known = self._is_share_known and self._client_id in (self._members or ())
+        if not is_known or self._leave_at_s is not None:
+            return frozenset()
+        mine = {queue for queue, phase in self._phases.items() if phase is not Phase.LEAVING}
+        return frozenset(queues).intersection(self._queues) - mine
 
     # --- for the driver -------------------------------------------------------------------------------------
 

@@ -66,6 +66,8 @@ _LONGEST_SLEEP_S = 1.0
 """Maximum time until a broken connection or a new route is noticed."""
 _BEAT_AGAIN_S = 1.0
 """Pause, in seconds, after a failed heartbeat before another one is sent because a connection is broken."""
+_LOOK_AGAIN_S = 1.0
+"""Pause, in seconds, before routes are looked up again because they lack a queue that the planner has seen."""
 _LIST_AGAIN_S = 300.0
 """Time, in seconds, for which the list of members is requested from other brokers first, after a request at a
 broker has failed."""
@@ -83,9 +85,11 @@ class QueueOwnership(Protocol):
         """
         ...
 
-    @property
-    def offers_all(self) -> bool:
-        """Whether the last :meth:`begin_plan` returned all queues that are allocated to this consumer now."""
+    def left_to_others(self, queues: Collection[MessageQueue]) -> Collection[MessageQueue]:
+        """Return those of ``queues`` that are known to be allocated to other consumers now.
+
+        If this consumer does not know one of them yet, it soon asks for the routes again.
+        """
         ...
 
     def planned(self, grants: Mapping[MessageQueue, int]) -> frozenset[MessageQueue]:
@@ -260,6 +264,10 @@ class RunningMember:
         self._thread = threading.Thread(target=self._run, name="rocketmq-group", daemon=True)
         self._routes = Routes({})
         """Routes at the last look-up; for a topic that is gone, its last known route."""
+        self._doubts_routes = False
+        """Whether the planner has seen a queue that the routes lack, so that they must be looked up again."""
+        self._looks_again_at_s = -inf
+        """Monotonic second before which routes that are in doubt are not looked up again."""
         self._known_absent: frozenset[str] = frozenset()
         """Topics that had no route at the last look-up."""
         self._channels: dict[BrokerAddress, Channel] = {}
@@ -340,17 +348,15 @@ class RunningMember:
 
         return self._notify(begin)
 
-    @property
-    def offers_all(self) -> bool:
-        """Whether the last :meth:`begin_plan` returned all queues that are allocated to this member now.
+    def left_to_others(self, queues: Collection[MessageQueue]) -> Collection[MessageQueue]:
+        """Return those of ``queues`` that are known to be allocated to other members now.
 
-        False also if one of them was lost since, or has a new grant.
+        If the routes lack one of ``queues``, the member's thread asks a name server for them again: the
+        planner, which has routes of its own, has seen the queue already. It does so once a second at most.
         """
-
-        def has_offered(machine: Membership, now_s: float) -> bool:
-            return machine.has_all(now_s) and machine.plannable(now_s).items() <= self._offered.items()
-
-        return self._query(has_offered)
+        if not set(queues).issubset(self._routes.queues):
+            self._doubts_routes = True
+        return self._query(lambda machine, _: machine.left_to_others(queues))
 
     def planned(self, grants: Mapping[MessageQueue, int]) -> frozenset[MessageQueue]:
         """Note the queues of the plan that was made; return those whose messages may be consumed.
@@ -465,6 +471,11 @@ class RunningMember:
         return min(max(due_in_s, 0.0), _LONGEST_SLEEP_S)
 
     def _look_at_routes(self) -> None:
+        if self._doubts_routes and self._clock.monotonic_s() >= self._looks_again_at_s:
+            self._doubts_routes = False
+            self._looks_again_at_s = self._clock.monotonic_s() + _LOOK_AGAIN_S
+            self._calls.routes.invalidate()
+            self._calls.routes.expect_retries()
         try:
             routes = self._calls.routes.look(self._within(CALL_TIMEOUT_S))
         except RocketMQError as error:

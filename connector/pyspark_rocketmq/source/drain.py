@@ -104,58 +104,57 @@ class Drain:
         self,
         snapshot: Snapshot,
         previous: Sequence[QueueRange],
+        progress: Mapping[MessageQueue, QueueState],
+        *,
         waiting: Mapping[MessageQueue, RocketMQError],
     ) -> RocketMQError | None:
-        """Return why the query cannot end yet although nothing is planned; None if it can end.
+        """Return why the query cannot end because of a queue that could not be planned; None if it can.
+
+        Such a queue does not matter if it was read to its end, or if it is known to be another member's. A
+        member that does not know a queue yet cannot say whose it is, so the query waits. Whether the others
+        hold it up is in the plan.
 
         Args:
             snapshot: The newest snapshot.
             previous: The ranges of the last plan.
+            progress: The progress of every queue that could be planned.
             waiting: Queues that the plan left out although their brokers report bounds, and why.
         """
-        return self._missing_error(snapshot, previous, waiting) or self._unsettled_error()
-
-    def _missing_error(
-        self,
-        snapshot: Snapshot,
-        previous: Sequence[QueueRange],
-        waiting: Mapping[MessageQueue, RocketMQError],
-    ) -> RocketMQError | None:
-        """Return an error if a queue that was not read to its end yet is missing or left out of the plan.
-
-        None if there is no such queue.
-        """
-        for queue, end in sorted(self.ends.items()):
-            if queue in snapshot.bounds and queue not in waiting:
-                continue
-            position = self._progress.position(queue, previous)
-            if position is None or position < end:
-                found = (
-                    waiting.get(queue)
-                    or snapshot.unreachable.get(queue.broker_name)
-                    or snapshot.absent.get(queue.topic)
-                )
-                return found or TransportError(
-                    queue.broker_name,
-                    f"{queue} was there when this AvailableNow query began and is no longer in the topic's "
-                    "route. Start the broker; if the topic was given fewer queues, start the query again",
-                )
+        planned = progress.keys() & snapshot.bounds.keys()
+        unread = [queue for queue in sorted(self.ends.keys() - planned) if self._is_unread(queue, previous)]
+        not_held = {queue for queue in unread if queue in snapshot.bounds and queue not in waiting}
+        others = self._progress.left_to_others(not_held) if not_held else ()
+        for queue in unread:
+            if queue not in not_held:
+                return waiting.get(queue) or _why_missing(queue, snapshot)
+            if queue not in others:
+                return self._not_held_error(queue)
         return None
 
-    def _unsettled_error(self) -> RocketMQError | None:
-        """Return an error if the last look lacked queues that this member is to have; otherwise None.
+    def _is_unread(self, queue: MessageQueue, previous: Sequence[QueueRange]) -> bool:
+        """Return whether a queue was not read to its end, as far as is known."""
+        return (self._progress.position(queue, previous) or 0) < self.ends[queue]
 
-        Another member holds them, or did so when the plan began.
-        """
-        if not self.has_begun or self._progress.is_whole:
-            return None
+    def _not_held_error(self, queue: MessageQueue) -> RocketMQError:
         return RocketMQError(
-            f"Queues of {', '.join(self._options.subscribed())} allocated to this member of group "
-            f"{self._options.consumer_group} are still locked by another member. `pyspark-rocketmq offsets "
-            "lag --conf FILE` shows by which one. Wait for that member's batch to end or, if the member was "
-            "killed, 60 s for its locks to end; or raise retryTimeoutMs, which is "
-            f"{self._options.retry_timeout_ms}."
+            f"{queue} may have unread messages, and this member of group {self._options.consumer_group} does "
+            "not hold it. Either queues allocated to this member are still locked by another member, or this "
+            "member's name server does not list the broker. `pyspark-rocketmq offsets lag --conf FILE` shows "
+            "who holds the queue. Wait for that member's batch to end or, if it was killed, 60 s for its "
+            f"locks to end; or raise retryTimeoutMs, which is {self._options.retry_timeout_ms}."
         )
+
+
+def _why_missing(queue: MessageQueue, snapshot: Snapshot) -> RocketMQError:
+    return (
+        snapshot.unreachable.get(queue.broker_name)
+        or snapshot.absent.get(queue.topic)
+        or TransportError(
+            queue.broker_name,
+            f"{queue} was there when this AvailableNow query began and is no longer in the topic's "
+            "route. Start the broker; if the topic was given fewer queues, start the query again",
+        )
+    )
 
 
 class StandstillWatch:

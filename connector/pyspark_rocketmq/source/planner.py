@@ -72,8 +72,8 @@ class _Attempt(NamedTuple):
     snapshot: Snapshot
     plan: Plan
     ranges: Sequence[QueueRange]
-    left: Mapping[MessageQueue, int]
-    """Next offset of each queue that an AvailableNow query has not read to its fixed end."""
+    progress: Mapping[MessageQueue, QueueState]
+    """Progress of every queue that could be planned."""
 
 
 class MicroBatchPlanner:
@@ -387,13 +387,15 @@ class MicroBatchPlanner:
         while True:
             attempt = self._attempt(previous, then)
             if isinstance(attempt, _Attempt):
-                self._drain.check_moves(attempt.left)
+                self._drain.check_moves(self._drain.left(attempt.progress))
                 if attempt.ranges:
                     if self._waits_for_more(attempt.plan):
                         return start
                     now = self._stored_then(then, attempt.snapshot, previous, attempt.ranges)
                     return self._remember(plan_to_offset(seq + 1, attempt.ranges, then=now), attempt.ranges)
-                trouble = self._drain.trouble(attempt.snapshot, previous, self._waiting())
+                trouble = self._drain.trouble(
+                    attempt.snapshot, previous, attempt.progress, waiting=self._waiting()
+                )
                 # Planned queues without ranges were lost while the plan was made; look again who has them.
                 is_empty = not attempt.plan.ranges and not attempt.plan.gaps
                 is_drained = trouble is None and attempt.plan.next_due_s is None and is_empty
@@ -490,7 +492,7 @@ class MicroBatchPlanner:
             # Without a plan the checkpoint would keep the ends of ranges that were not run.
             ranges = [QueueRange.between(was.queue, was.end, was.end) for was in previous]
         self._has_planned = True
-        return _Attempt(readable, plan, ranges, self._drain.left(progress))
+        return _Attempt(readable, plan, ranges, progress)
 
     def _follow(
         self, previous: Sequence[QueueRange], snapshot: Snapshot, then: StoredThen

@@ -81,12 +81,8 @@ class ProgressSource(Protocol):
         """Wait until at least one queue may be planned; return False if none may within ``timeout_s``."""
         ...
 
-    @property
-    def is_whole(self) -> bool:
-        """Whether the last :meth:`read` began with all queues that this consumer is to have now.
-
-        Otherwise some could not be planned: another consumer held them, or their locks were too old.
-        """
+    def left_to_others(self, queues: Collection[MessageQueue]) -> Collection[MessageQueue]:
+        """Return those of ``queues`` that are known to be allocated to other consumers now."""
         ...
 
     @property
@@ -185,10 +181,9 @@ class CheckpointProgress:
         """Return True immediately: a plain stream may always plan its queues."""
         return True
 
-    @property
-    def is_whole(self) -> bool:
-        """Always true."""
-        return True
+    def left_to_others(self, queues: Collection[MessageQueue]) -> Collection[MessageQueue]:  # noqa: ARG002
+        """Return no queue: every queue belongs to this query."""
+        return ()
 
     @property
     def held(self) -> Collection[MessageQueue]:
@@ -363,10 +358,12 @@ class GroupProgress:
         """Wait until this member has the lock of at least one queue; return False if it has none in time."""
         return self._ownership.await_held(timeout_s)
 
-    @property
-    def is_whole(self) -> bool:
-        """Whether the last :meth:`read` began with all queues that are allocated to this member now."""
-        return self._ownership.offers_all
+    def left_to_others(self, queues: Collection[MessageQueue]) -> Collection[MessageQueue]:
+        """Return those of ``queues`` that are known to be allocated to other members now.
+
+        If this member does not know one of them yet, it soon asks for the routes again.
+        """
+        return self._ownership.left_to_others(queues)
 
     def has_ends(self, queues: Collection[MessageQueue]) -> bool:
         """Return whether the log of one of these queues is known to end where another log begins."""

@@ -685,8 +685,8 @@ class RangeReader:
         offsets = f"offset {missing}" if missing == last else f"offsets {missing} to {last}"
         remedy = (
             f"Set failOnDataLoss=false to go on at offset {goes_on}. Or, if a consumer group reads this "
-            "queue, reset the group's offset: `pyspark-rocketmq offsets reset --to OFFSET --topic TOPIC --queue "
-            "BROKER:ID --conf FILE`."
+            "queue, reset the group's offset: `pyspark-rocketmq offsets reset --to OFFSET --topic TOPIC "
+            "--queue BROKER:ID --conf FILE`."
         )
         if self._kind_unknown is not None:
             remedy += (
