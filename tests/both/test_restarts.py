@@ -370,7 +370,9 @@ def test_a_topic_that_was_read_before_is_away_where_nobody_knows_which_brokers_t
 
 
 def read_options(cluster: ClusterUnderTest, topic: str) -> ReadOptions:
-    return ReadOptions.parse({"nameServers": cluster.name_servers, "topic": topic})
+    """Options with which it does not matter whether a broker registers later."""
+    given = {"nameServers": cluster.name_servers, "topic": topic, "startingOffsets": "earliest"}
+    return ReadOptions.parse(given)
 
 
 def nobody(_: str) -> tuple[()]:

@@ -24,7 +24,7 @@ NONE: Queues = set()
 
 def begin(*queues: MessageQueue, **known: Any) -> tuple[Queues, Queues, dict[MessageQueue, RocketMQError]]:
     """Queues that begin with their first message, that begin by the options, and that wait."""
-    none: dict[str, Any] = {"begun": (), "begun_in_part": (), "not_reported": {}, "unreachable": {}}
+    none: dict[str, Any] = {"begun": (), "begun_in_part": (), "not_reported": {}, "away": None}
     at_first, by_option, waiting = begin_new_queues(queues, **(none | known))
     return {*at_first}, {*by_option}, {**waiting}
 
@@ -46,17 +46,12 @@ def test_a_beginning_that_only_some_brokers_took_is_the_same_for_the_others() ->
 
 def test_a_retry_topic_begins_with_its_first_message_and_waits_for_nobody() -> None:
     """E3: each message in it has failed in this group."""
-    assert begin(RETRY, unreachable={"broker-b": AWAY}) == ({RETRY}, NONE, {})
+    assert begin(RETRY, away=AWAY) == ({RETRY}, NONE, {})
 
 
 def test_a_topic_waits_while_a_broker_is_away() -> None:
     """A2: its queues would count as made later; those of a topic that has begun go on."""
-    unreachable = {"broker-b": AWAY}
-    assert begin(A0, PAYMENTS, begun={"orders"}, unreachable=unreachable) == (
-        {A0},
-        NONE,
-        {PAYMENTS: AWAY},
-    )
+    assert begin(A0, PAYMENTS, begun={"orders"}, away=AWAY) == ({A0}, NONE, {PAYMENTS: AWAY})
 
 
 def test_a_topic_waits_while_a_broker_does_not_report_the_group_s_offset_in_it() -> None:
@@ -66,5 +61,5 @@ def test_a_topic_waits_while_a_broker_does_not_report_the_group_s_offset_in_it()
 
 def test_the_reason_is_that_of_the_topic_before_that_of_a_broker_that_is_away() -> None:
     """A8: what the log shows."""
-    *_, waiting = begin(A0, PAYMENTS, not_reported={B0: BUSY}, unreachable={"broker-c": AWAY})
+    *_, waiting = begin(A0, PAYMENTS, not_reported={B0: BUSY}, away=AWAY)
     assert waiting == {A0: BUSY, PAYMENTS: AWAY}

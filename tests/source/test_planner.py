@@ -61,8 +61,11 @@ class FakeView:
         self.at_slaves: dict[MessageQueue, tuple[int, int]] = {}
         """What slaves have, once their masters are down."""
         self.updated_ms: dict[MessageQueue, int] = {}
+        self.still_registering: RocketMQError | None = None
 
     def whole_snapshot(self) -> Snapshot:
+        if self.still_registering is not None:
+            raise self.still_registering
         return self.snapshot()
 
     def snapshot(self) -> Snapshot:
@@ -81,6 +84,7 @@ class FakeView:
             },
             unreachable=dict(self.down),
             absent=self.absent,
+            still_registering=self.still_registering,
             slaves={
                 queue.broker_name: BrokerAddress(f"{queue.broker_name}-slave:1")
                 for queue in self.at_slaves
@@ -312,6 +316,23 @@ def test_available_now_waits_for_a_topic_that_is_out_of_sight() -> None:
     planning.on_pause.append(come_back)
     assert planning.next() == [(payments, 0, 3)]
     assert planning.pauses
+
+
+@pytest.mark.parametrize("group", [False, True], ids=["plain", "group"])
+def test_an_available_now_query_does_not_begin_while_brokers_may_still_register(group: bool) -> None:
+    """A2, H4: queues that it does not see at its beginning are not read."""
+    planning = Planning({A0: (0, 5), B0: (0, 3)}, group=group, retryTimeoutMs="60000")
+    planning.view.not_in_route = {"broker-b"}
+    planning.view.still_registering = NameServerNotReady(0, "it had no broker")
+
+    def registers() -> None:
+        planning.view.not_in_route = set()
+        planning.view.still_registering = None
+
+    planning.on_pause.append(registers)
+    planning.planner.prepare_available_now()
+
+    assert planning.next() == [(A0, 0, 5), (B0, 0, 3)]
 
 
 def test_an_available_now_query_does_not_begin_before_all_its_topics_are_seen() -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from pyspark_rocketmq.errors import BrokerOffsetUnavailable, ConnectFailed, RocketMQError
+from pyspark_rocketmq.errors import BrokerOffsetUnavailable, ConnectFailed, NameServerNotReady, RocketMQError
 from pyspark_rocketmq.group.broker_offsets import Addresses
 from pyspark_rocketmq.model import MessageQueue, QueueState
 from pyspark_rocketmq.offsets.open import MemoryOffsetStore
@@ -253,6 +253,65 @@ def test_a_group_goes_on_in_one_topic_while_it_cannot_begin_in_another() -> None
     planning.view.down = {}
     planning.next()
     assert store.read("g")[payments].next_offset == 9
+
+
+@pytest.mark.parametrize("has_brokers", [False, True], ids=["broadcasting", "clustering"])
+def test_a_new_group_does_not_begin_while_brokers_may_still_register(
+    has_brokers: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """F2, A2: queues of those that register later would count as created later, and begin with their first
+    messages; a topic that has begun goes on.
+    """
+    payments = MessageQueue("payments", "broker-a", 0)
+    store = MemoryOffsetStore("test", clock=FakeClock())
+    store.claim("g", "me", {payments: 3})
+    brokers = FakeBrokerOffsets({payments: 3}) if has_brokers else None
+    planning = Planning(
+        {A0: (0, 5), B0: (0, 9), payments: (0, 4)}, group=True, store=store, start=LATEST,
+        broker_offsets=brokers, is_sole_owner=not has_brokers
+    )  # fmt: skip
+    planning.view.not_in_route = {"broker-b"}
+    planning.view.still_registering = NameServerNotReady(0, "it had no broker")
+
+    assert planning.next() == [(payments, 3, 4)]
+    assert planning.commit(payments, 4)
+    assert planning.next() is None
+    assert store.read("g").keys() == {payments}
+    assert caplog.text.count("it had no broker") == 1
+
+    planning.view.not_in_route = set()
+    planning.view.still_registering = None
+    assert planning.next() is None
+    assert [store.read("g")[queue].next_offset for queue in (A0, B0)] == [5, 9]
+
+
+def test_a_broadcasting_instance_begins_when_it_has_all_queues_that_the_planner_sees() -> None:
+    """F2, A2, B3: its member's route may be older, and it would find the other queues created later."""
+    planning = Planning({A0: (0, 5), B0: (0, 9)}, group=True, start=LATEST, is_sole_owner=True)
+    planning.ownership.unseen = {"broker-b"}
+
+    assert planning.next() is None
+    assert planning.store.read("g") == {}
+    assert planning.ownership.has_to_look
+
+    planning.ownership.unseen = set()
+    assert planning.next() is None
+    planning.view.bounds = {A0: (0, 6), B0: (0, 10)}
+    assert planning.next() == [(A0, 5, 6), (B0, 9, 10)]
+
+
+def test_a_queue_created_later_does_not_hold_up_a_broadcasting_instance() -> None:
+    """A2, B3: the planner sees it first; the instance has begun."""
+    planning = Planning({A0: (0, 5)}, group=True, start=LATEST, is_sole_owner=True)
+    assert planning.next() is None
+    planning.view.bounds = {A0: (0, 6), B0: (0, 9)}
+    planning.ownership.unseen = {"broker-b"}
+
+    assert planning.next() == [(A0, 5, 6)]
+
+    planning.ownership.unseen = set()
+    planning.commit(A0, 6)
+    assert planning.next() == [(B0, 0, 9)]
 
 
 def test_a_beginning_does_not_ask_again_for_offsets_that_the_claim_has_just_read() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from types import SimpleNamespace
 
 import pytest
 
@@ -12,11 +13,13 @@ from pyspark_rocketmq.client.nameserver import NameServerClient
 from pyspark_rocketmq.client.pool import ChannelPool
 from pyspark_rocketmq.client.pull_connection import close_idle_connections
 from pyspark_rocketmq.clock import Deadline
-from pyspark_rocketmq.errors import BrokerError, ConnectFailed, NameServerNotReady, StaticTopic
+from pyspark_rocketmq.errors import BrokerError, ConnectFailed, NameServerNotReady, StaticTopic, TopicAway
 from pyspark_rocketmq.model import MessageQueue, TopicRoute
 from pyspark_rocketmq.options.read import ReadOptions
+from pyspark_rocketmq.source import first_contact
 from pyspark_rocketmq.source.cluster_view import ClusterView
 from pyspark_rocketmq.source.topic_changes import MatchingTopics
+from pyspark_rocketmq.wire.codes import RequestCode
 from pyspark_rocketmq.wire.requests.topics import decode_route
 from tests.helpers.batch_read import planned_batch
 from tests.helpers.fake_clock import FakeClock
@@ -80,7 +83,7 @@ def test_a_batch_waits_for_brokers_that_register_at_a_name_server_that_was_resta
                 view.whole_snapshot()
             clock.advance(20)
             topics.sim.register_brokers()
-            with pytest.raises(NameServerNotReady, match="no broker 20 s ago, so it may have restarted"):
+            with pytest.raises(NameServerNotReady, match="no broker less than 30 s ago, so it may have"):
                 view.whole_snapshot()
             topics.make(1, 1, topic=topic)
             topics.make(1, topic=f"{topic}-late")
@@ -88,6 +91,88 @@ def test_a_batch_waits_for_brokers_that_register_at_a_name_server_that_was_resta
             assert len(view.whole_snapshot().bounds) == queues
     finally:
         topics.sim.register_brokers()
+
+
+@pytest.mark.parametrize("starts", ["latest", "earliest"])
+def test_a_look_shows_that_brokers_may_still_register_at_a_restarted_name_server(
+    topics: Topics, clock: FakeClock, starts: str
+) -> None:
+    """A2, F2: until then no group begins; where it begins with the first messages, it need not wait."""
+    topic = topics.make(1)
+    given = {"nameServers": topics.sim.name_servers, "topic": topic, "startingOffsets": starts}
+    with ChannelPool(clock) as pool:
+        view = ClusterView(ReadOptions.parse(given), pool, clock)
+        assert view.snapshot().still_registering is None
+
+    topics.sim.restart_name_server()
+    try:
+        with ChannelPool(clock) as pool:
+            view = ClusterView(ReadOptions.parse(given), pool, clock)
+            with pytest.raises(TopicAway):
+                view.snapshot()
+            topics.sim.register_brokers()
+            looks = []
+            for _ in range(3):
+                looks.append(view.snapshot().still_registering)
+                clock.advance(14)
+            topics.make(1, 1, topic=topic)
+            clock.advance(3)
+            last = view.snapshot()
+    finally:
+        topics.sim.register_brokers()
+
+    assert len({*map(id, looks)}) == 1, "an error that stays is logged once"
+    assert isinstance(looks[0], NameServerNotReady) is (starts == "latest")
+    assert last.still_registering is None
+    assert len(last.bounds) == 2
+
+
+def test_a_restart_that_was_noted_before_brokers_registered_shows_afterwards(
+    topics: Topics, clock: FakeClock
+) -> None:
+    """A2, F2: a broadcasting instance first waits for an earlier query of its name."""
+    options = ReadOptions.parse({"nameServers": topics.sim.name_servers, "topic": topics.make(1)})
+    with ChannelPool(clock) as pool:
+        view = ClusterView(options, pool, clock)
+        topics.sim.restart_name_server()
+        view.note_restart()
+        topics.sim.register_brokers()
+        assert view.snapshot().still_registering is not None
+        topics.sim.faults.add("drop-before", on=RequestCode.GET_BROKER_CLUSTER_INFO, where="namesrv")
+        clock.advance(30)
+        view.note_restart()
+        assert view.snapshot().still_registering is None
+
+
+@pytest.mark.parametrize(
+    ("starts", "had_it"),
+    [("latest", ""), ("latest", "broker-a"), ("earliest", "")],
+    ids=["new", "begun", "from the first message"],
+)
+def test_a_new_group_waits_for_brokers_that_register_at_a_restarted_name_server(
+    topics: Topics, clock: FakeClock, monkeypatch: pytest.MonkeyPatch, starts: str, had_it: str
+) -> None:
+    """A2, F2: the source runner, which starts afterwards, has not seen that there was no broker."""
+    topic = topics.make(1)
+    options = ReadOptions.parse(
+        {"nameServers": topics.sim.name_servers, "topic": topic, "startingOffsets": starts}
+    )
+    began_s = clock.monotonic_s()
+
+    def sleep(seconds: float) -> None:
+        clock.advance(seconds)
+        topics.sim.register_brokers()
+
+    monkeypatch.setattr(first_contact, "SystemClock", lambda: clock)
+    monkeypatch.setattr(first_contact, "time", SimpleNamespace(sleep=sleep))
+    topics.sim.restart_name_server()
+    try:
+        first_contact.check_topics(options, lambda _: {had_it} - {""})
+    finally:
+        topics.sim.register_brokers()
+
+    is_new = starts == "latest" and not had_it
+    assert (clock.monotonic_s() - began_s >= 30.0) is is_new
 
 
 def test_a_topic_that_appears_is_read_from_its_start(topics: Topics) -> None:

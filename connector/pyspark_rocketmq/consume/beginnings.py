@@ -1,6 +1,7 @@
 """Decides where a group begins in queues without an offset, and which of these queues must wait. Pure.
 
-Such a queue waits while a broker is away, or while a broker does not report the group's offsets.
+Such a queue waits while a broker is away or has yet to register, and while a broker does not report the
+group's offsets.
 """
 
 from __future__ import annotations
@@ -29,15 +30,15 @@ def begin_new_queues(
     begun: Collection[str],
     begun_in_part: Collection[MessageQueue],
     not_reported: Mapping[MessageQueue, RocketMQError],
-    unreachable: Mapping[str, RocketMQError],
+    away: RocketMQError | None,
 ) -> Beginnings:
     """Decide where the group begins in each queue of ``without_offset``, and which of these queues wait.
 
     A topic begins at the position in the options, in all of its queues at the same time.  A queue without an
     offset in a topic that has begun was created later, and begins with its first message.  So a topic that
-    has not begun waits while any broker is away: otherwise that broker's queues would later count as created
-    later.  Such a topic also waits while a broker does not report the group's offsets in it, because the
-    group may have begun at that broker.
+    has not begun waits while any broker is away, or may not have registered yet: otherwise that broker's
+    queues would later count as created later.  Such a topic also waits while a broker does not report the
+    group's offsets in it, because the group may have begun at that broker.
 
     A retry topic is read from its first message, whatever the options say: each of its messages has failed in
     this group (``RebalancePushImpl.computePullFromWhereWithException``).  With CONSUME_FROM_TIMESTAMP, Java
@@ -49,7 +50,7 @@ def begin_new_queues(
         begun_in_part: Queues whose start by the options could not be written to all brokers of their topic.
             They still begin by the options, although their topic may count as begun.
         not_reported: Queues whose brokers did not report the group's offset, and why.
-        unreachable: Brokers that are away, and why.
+        away: Why a broker is away, or may be missing from the routes; None if all brokers are there.
     """
     by_option = {
         queue
@@ -57,7 +58,6 @@ def begin_new_queues(
         if queue in begun_in_part or (queue.topic not in begun and not is_retry_topic(queue.topic))
     }
     reasons = {queue.topic: error for queue, error in not_reported.items()}
-    away = next(iter(unreachable.values()), None)
     waiting = {queue: error for queue in by_option if (error := reasons.get(queue.topic, away)) is not None}
     return Beginnings(
         at_first=frozenset(without_offset) - by_option,

@@ -67,7 +67,7 @@ _LONGEST_SLEEP_S = 1.0
 _BEAT_AGAIN_S = 1.0
 """Pause, in seconds, after a failed heartbeat before another one is sent because a connection is broken."""
 _LOOK_AGAIN_S = 1.0
-"""Pause, in seconds, before routes are looked up again because they lack a queue that the planner has seen."""
+"""Pause, in seconds, between look-ups of routes that lack a queue which the planner has seen."""
 _LIST_AGAIN_S = 300.0
 """Time, in seconds, for which the list of members is requested from other brokers first, after a request at a
 broker has failed."""

@@ -259,6 +259,13 @@ class PositionOptions(ConnectionOptions):
             return QueuePositions(self.starting_timestamp)
         return self.starting_offsets_by_timestamp
 
+    def begins_at_first(self) -> bool:
+        """Return whether ``startingOffsets`` is earliest, so that all queues begin with their first messages.
+
+        Then it does not matter whether a queue is found when a query begins or later.
+        """
+        return self.starting_offsets == EARLIEST and self.starting_times() is None
+
     def ending_times(self) -> QueuePositions | None:
         """Return each queue's ending time in ms; None if no option gives times.
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Final, NamedTuple
 
@@ -93,6 +94,12 @@ class Snapshot:
     """Slaves to read while masters are down, by broker name; these names are also in ``unreachable``."""
     slave_bounds: Mapping[MessageQueue, QueueBounds] = field(default_factory=dict)
     """Bounds of queues at the brokers in ``slaves``; a slave may have fewer messages than its master."""
+    still_registering: RocketMQError | None = None
+    """Error if ``bounds`` may lack brokers because the name server has just started; otherwise None.
+
+    It is also None if the options let all queues begin with their first messages. While the error stays, it
+    is the same object.
+    """
     switched_off: Collection[tuple[str, str]] = ()
     """Pairs of a topic and a broker name where the topic or the broker has no read permission.
 
@@ -198,6 +205,8 @@ class ClusterView:
         self._knew_none_s = float("-inf")
         """Monotonic second at which the name server last knew no broker at all, which shows that it had just
         started."""
+        self._not_ready = _not_ready()
+        """The error in snapshots while brokers may still register."""
         self._seen: dict[str, TopicRoute] = {}
         """The last route of each topic that has ever had one."""
 
@@ -290,6 +299,14 @@ class ClusterView:
             self._knew_none_s = self._clock.monotonic_s()
         return registered
 
+    def note_restart(self) -> None:
+        """Note whether name servers know no broker at all, as after a restart; do nothing if they fail.
+
+        Call this before a wait for brokers: after it, some have registered, and others perhaps not yet.
+        """
+        with suppress(RocketMQError):
+            self._registered(Deadline.after(self._clock, self._timeout_s))
+
     def _is_there_now(self, topic: str, deadline: Deadline) -> bool:
         """Return whether the topic has a route by now: another broker may just have registered."""
         try:
@@ -309,18 +326,21 @@ class ClusterView:
         found = self.snapshot()
         if self._matching is not None and not found.bounds:
             self._registered(Deadline.after(self._clock, self._timeout_s))
-        since_s = max(began_s - self._knew_none_s, 0.0)
-        if since_s >= _REGISTERED_WITHIN_S:
-            return found
+        if self._may_lack_brokers(began_s):
+            raise _not_ready()
+        return found
+
+    def _may_lack_brokers(self, began_s: float) -> bool:
+        """Return whether brokers may not have been registered yet when a look began, at ``began_s``.
+
+        Then the next look asks for all routes again.
+        """
+        if began_s - self._knew_none_s >= _REGISTERED_WITHIN_S:
+            return False
         self._routes.invalidate()
         if self._matching is not None:
             self._matching.invalidate()
-        raise NameServerNotReady(
-            ResponseCode.SUCCESS,
-            f"it had no broker {since_s:.0f} s ago, so it may have restarted, and topics or queues may still "
-            f"be missing. Brokers register within {_REGISTERED_WITHIN_S:g} s of a restart; read again then",
-            request="GET_BROKER_CLUSTER_INFO",
-        )
+        return True
 
     def snapshot(self) -> Snapshot:
         """Return the bounds of every readable queue, and the errors of topics and brokers that do not answer.
@@ -329,6 +349,7 @@ class ClusterView:
             TopicNotFound: For the same reasons as :meth:`routes`.
             RocketMQError: If no name server or no broker at all answered, or if a server refuses for good.
         """
+        began_s = self._clock.monotonic_s()
         routes = self.routes()
         queues = self._queues_of(routes)
         # Use only masters: the smaller end of a slave that lags would look like a loss of messages.
@@ -362,6 +383,7 @@ class ClusterView:
             self._routes.invalidate()
         if unreachable and not bounds and not slave_bounds:
             raise next(iter(unreachable.values()))
+        may_lack_brokers = self._may_lack_brokers(began_s) and not self._options.begins_at_first()
         return Snapshot(
             bounds=bounds,
             addresses=addresses,
@@ -371,6 +393,7 @@ class ClusterView:
             replicas=_replicas(routes, addresses),
             slaves=slaves,
             slave_bounds=slave_bounds,
+            still_registering=self._not_ready if may_lack_brokers else None,
             switched_off=self._switched_off,
         )
 
@@ -653,6 +676,16 @@ def _replicas(routes: Routes, names: Collection[str]) -> dict[str, Mapping[int, 
         if others and broker.broker_name in names:
             found[broker.broker_name] = others
     return found
+
+
+def _not_ready() -> NameServerNotReady:
+    return NameServerNotReady(
+        ResponseCode.SUCCESS,
+        f"it had no broker less than {_REGISTERED_WITHIN_S:g} s ago, so it may have restarted, and topics or "
+        f"queues may still be missing. Brokers register within {_REGISTERED_WITHIN_S:g} s of a restart; "
+        "read again then",
+        request="GET_BROKER_CLUSTER_INFO",
+    )
 
 
 def _later(error: TopicNotFound, reason: str) -> TopicAway:

@@ -68,7 +68,9 @@ def check_topics(options: ReadOptions, had_it: Callable[[str], Collection[str]])
     """Check that the topics of a query exist, before it creates anything.
 
     A query that has read one of the topics before waits up to ``retryTimeoutMs`` for servers that are away; a
-    new query tries three times.
+    new query tries three times. A query that begins in one of the topics, but not with the first messages,
+    also waits while brokers may still register at a name server that has just started: the queues of a broker
+    that comes later would be read from their first messages.
 
     Args:
         options: The options of the query.
@@ -76,12 +78,14 @@ def check_topics(options: ReadOptions, had_it: Callable[[str], Collection[str]])
 
     Raises:
         TopicNotFound: If there is a topic that no living broker has.
+        NameServerNotReady: If the name server has just started: other brokers may still register.
         RocketMQError: If no name server or no broker at all answers, or if a server refuses for good.
     """
     clock = SystemClock()
     view = ClusterView(options, process_pool(ConnectionSettings.of(options)), clock, had_it=had_it)
+    begins = not options.begins_at_first() and not all(had_it(topic) for topic in options.subscribed())
     at_first_contact(
-        view.snapshot,
+        view.whole_snapshot if begins else view.snapshot,
         Deadline.after(clock, options.retry_timeout_ms / 1000),
         time.sleep,
         has_worked=lambda: any(had_it(topic) for topic in options.subscribed()),

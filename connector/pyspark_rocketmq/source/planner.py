@@ -36,7 +36,6 @@ from pyspark_rocketmq.consume.slave_reads import has_range
 from pyspark_rocketmq.display import peer_text
 from pyspark_rocketmq.errors import OffsetError, RocketMQError, TopicDeleted, TopicNotFound
 from pyspark_rocketmq.model import MessageQueue, QueueBounds, QueueRange, QueueState
-from pyspark_rocketmq.options.positions import EARLIEST
 from pyspark_rocketmq.options.read import ReadOptions
 from pyspark_rocketmq.retry import RetryPolicy, call_with_retry
 from pyspark_rocketmq.source.cluster_view import ClusterView, Snapshot
@@ -171,9 +170,7 @@ class MicroBatchPlanner:
                 ``failOnDataLoss`` is true. The latter is no error if the stream begins with the first
                 messages anyway.
         """
-        begins_at_first = (
-            self._options.starting_offsets == EARLIEST and self._options.starting_times() is None
-        )
+        begins_at_first = self._options.begins_at_first()
         snapshot = self._whole_snapshot(look=partial(self._look, is_only_one=not begins_at_first))
         if self._options.fail_on_data_loss and not begins_at_first:
             snapshot.check_switched_on("the stream would later read these queues from their first messages")
@@ -209,12 +206,14 @@ class MicroBatchPlanner:
     def prepare_available_now(self) -> None:
         """Fix the current ends of all queues as the offsets at which this query ends.
 
-        This waits up to ``retryTimeoutMs`` for brokers that do not answer and have no readable slave.
+        This waits up to ``retryTimeoutMs`` for brokers that do not answer and have no readable slave, and for
+        those that may still register at a name server that has just started.
 
         Raises:
             RocketMQError: If the cluster cannot be reached, or if such a broker stays away.
         """
-        bounds = self._whole_snapshot(can_read_slaves=True).with_slaves().bounds
+        look = partial(self._look, is_only_one=True)
+        bounds = self._whole_snapshot(can_read_slaves=True, look=look).with_slaves().bounds
         self._drain.begin(bounds)
 
     def until_drained(self, start: Offset) -> Offset:
@@ -667,16 +666,14 @@ class MicroBatchPlanner:
         """Return the brokers at which the query has read a topic before."""
         return {queue.broker_name for queue in self._read_before() if queue.topic == topic}
 
-    def _whole_snapshot(
-        self, *, can_read_slaves: bool = False, look: Callable[[], Snapshot] | None = None
-    ) -> Snapshot:
+    def _whole_snapshot(self, *, look: Callable[[], Snapshot], can_read_slaves: bool = False) -> Snapshot:
         """Return a snapshot with every broker; wait for absent ones up to ``retryTimeoutMs``.
 
         Args:
+            look: Takes a snapshot, as :meth:`_look` does.
             can_read_slaves: Accept a slave while its master is down.
-            look: Takes a snapshot; by default :meth:`_look`.
         """
-        patience, look = self._patience(), look or self._look
+        patience = self._patience()
         snapshot = self._at_first_contact(look) if self._seen is None else self._retried(patience, look)
         while missing := snapshot.unreadable if can_read_slaves else snapshot.out_of_sight:
             if patience.has_passed:

@@ -304,6 +304,11 @@ class GroupProgress:
             broker_offsets=broker_offsets,
         )
         self.waiting: Mapping[MessageQueue, RocketMQError] = {}
+        self._sees_part = RocketMQError(
+            f"Progress {consumer_group} of a broadcasting group begins in a topic when the routes of its "
+            "member have all the topic's brokers. The member looks them up again."
+        )
+        """Why queues wait while the member lacks other queues of their topics."""
         self._generations = (
             None
             if message_lookup is None
@@ -412,6 +417,9 @@ class GroupProgress:
             if queue in snapshot.bounds and self._claimed.get(queue) != grant
         )
         if new:
+            sees_part = self._seen_in_part(new, rows, snapshot)
+            waiting |= sees_part
+            new -= sees_part.keys()
             claimed, not_claimed = self._claims.claim(new, rows, snapshot, self._clock.monotonic_s())
             self._claimed |= {queue: self._grants[queue] for queue in claimed}
             rows |= claimed
@@ -446,6 +454,24 @@ class GroupProgress:
             states = self._pauses.suspended(states, self._clock.now_s())
         self._stuck.look({queue: states[queue] for queue in progress}, snapshot.bounds, self._clock.now_s())
         return states
+
+    def _seen_in_part(
+        self, new: Collection[MessageQueue], rows: Mapping[MessageQueue, OffsetRow], snapshot: Snapshot
+    ) -> dict[MessageQueue, RocketMQError]:
+        """Return those of ``new`` in topics of which a broadcasting instance does not have all queues yet.
+
+        Each comes with the reason. Such a topic has not begun, and begins in all its queues at the same time:
+        those found after that count as created later, and are read from their first messages. The planner
+        has a route of its own, which may be younger than the member's. So the member looks again.
+        """
+        if not self._is_sole_owner:
+            return {}
+        begun = {queue.topic for queue in rows}
+        lacking = {queue for queue in snapshot.bounds if queue.topic not in begun} - self._grants.keys()
+        if lacking:
+            self._ownership.left_to_others(lacking)
+        topics = {queue.topic for queue in lacking}
+        return {queue: self._sees_part for queue in new if queue.topic in topics}
 
     def _claim_unread(
         self, rows: Mapping[MessageQueue, OffsetRow], snapshot: Snapshot

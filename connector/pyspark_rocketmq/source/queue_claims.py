@@ -317,9 +317,9 @@ class QueueClaims:
     ) -> tuple[dict[MessageQueue, int], Waiting, Waiting]:
         """Return where queues without a row begin, and two groups of queues that must wait, with the reasons.
 
-        In the first group are queues whose topic cannot begin yet: a broker is away or has not reported the
-        group's offset, or another member may be beginning there. In the second group are queues that begin by
-        the options, but for which a request failed now.
+        In the first group are queues whose topic cannot begin yet: a broker is away, may not have registered
+        yet or has not reported the group's offset, or another member may be beginning there. In the second
+        group are queues that begin by the options, but for which a request failed now.
 
         Args:
             reported: Queues to claim, of which ``at_broker`` has the group's offset if there is one.
@@ -335,7 +335,7 @@ class QueueClaims:
             begun={queue.topic for queue in (*rows, *at_broker)},
             begun_in_part=self._begun_in_part,
             not_reported=not_reported,
-            unreachable=snapshot.unreachable,
+            away=next(iter(snapshot.unreachable.values()), snapshot.still_registering),
         )
         waits_for = frozenset(snapshot.unreachable if beginnings.waiting else ())
         if waits_for - self._waits_for:

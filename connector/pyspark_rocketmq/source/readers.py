@@ -158,7 +158,7 @@ class RocketMQStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         clock = SystemClock()
         pool = process_pool(ConnectionSettings.of(self._options))
         view = ClusterView(self._options, pool, clock)
-        progress = self._progress(pool, clock)
+        progress = self._progress(view, pool, clock)
         if not SPARK_PASSES_TRIGGER:
             _warn_of_limits(self._options)
         sizes = None
@@ -181,7 +181,7 @@ class RocketMQStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             held_up=lambda: "" if driver is None else driver.held_up,
         )
 
-    def _progress(self, pool: ChannelPool, clock: Clock) -> ProgressSource:
+    def _progress(self, view: ClusterView, pool: ChannelPool, clock: Clock) -> ProgressSource:
         """Return the source of queues' positions: the checkpoint, or a group's offset store.
 
         For a group this joins it as a member.
@@ -194,6 +194,7 @@ class RocketMQStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         member_id = client_id(options)
         is_broadcast = options.message_model is MessageModel.BROADCASTING
         if is_broadcast:
+            view.note_restart()
             owners = possible_owners(options, member_id, store)
             await_sole_owner(
                 offset_key(options), owners, lambda: living_members(options, pool, clock), clock, time.sleep
