@@ -50,7 +50,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Sequence
 from logging import INFO, WARNING
-from typing import Final, NamedTuple
+from typing import ClassVar, Final, NamedTuple
 
 from pyspark_rocketmq.consume.not_now import is_pulled_again
 from pyspark_rocketmq.consume.read_range import ReadRange
@@ -116,6 +116,12 @@ class QueueReset(OffsetError):
 
     def __str__(self) -> str:
         return str(self.args[0])
+
+
+class OffsetNotThere(SystemBusy):
+    """A broker lacks an offset for now; advice against overload would not help."""
+
+    advice: ClassVar[str] = ""
 
 
 class PullTask(NamedTuple):
@@ -635,10 +641,7 @@ class RangeWindow:
 
     def _busy(self, status: PullStatus, text: str) -> SystemBusy:
         request = f"PULL_MESSAGE {self._of.planned.queue}"
-        error = SystemBusy(int(status), text, request=request, address=self._of.address)
-        # The class's advice is for an overloaded broker.
-        vars(error)["advice"] = ""
-        return error
+        return OffsetNotThere(int(status), text, request=request, address=self._of.address)
 
     def _queue_is_gone(self, asked: int, error: RocketMQError) -> DataLoss | None:
         """Return the data loss if the broker's ``error`` says that the topic or the queue no longer exists.

@@ -140,8 +140,8 @@ class Drain:
             f"{queue} may have unread messages, and this member of group {self._options.consumer_group} does "
             "not hold it. Either queues allocated to this member are still locked by another member, or this "
             "member's name server does not list the broker. `pyspark-rocketmq offsets lag --conf FILE` shows "
-            "who holds the queue. Wait for that member's batch to end or, if it was killed, 60 s for its "
-            f"locks to end; or raise retryTimeoutMs, which is {self._options.retry_timeout_ms}."
+            "who holds the queue. Wait for that member's batch to end or, if the member was killed, 60 s "
+            f"for its locks to end; or raise retryTimeoutMs, which is {self._options.retry_timeout_ms}."
         )
 
 

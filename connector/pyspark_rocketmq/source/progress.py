@@ -253,8 +253,8 @@ class GroupProgress:
 
     A grant is a numbered period in which this member holds a queue. The queue is claimed once in each grant.
     Afterwards the row's owner shows whether somebody else has claimed it, be it another query with the same
-    client id. Plans use the row's epoch, so that
-    the next plan follows an operator's reset. See row F5 of ``docs/semantics.md``.
+    client id. Plans use the row's epoch, so that the next plan follows an operator's reset. See row F5 of
+    ``docs/semantics.md``.
     """
 
     begins_in_checkpoint: ClassVar[bool] = False
