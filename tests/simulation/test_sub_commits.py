@@ -158,7 +158,7 @@ class EndIsSentOnce(Cuts):
 class DeathsAreForgotten(Cuts):
     """Have tasks die at the same message for ever."""
 
-    def _died(self, former: _Task | None, places: Mapping[MessageQueue, Place]) -> list[Action]:
+    def _died(self, former: _Task | None, places: Mapping[MessageQueue, Place], now_s: float) -> list[Action]:
         return []
 
 
