@@ -30,7 +30,7 @@ from pyspark_rocketmq.errors import (
     RocketMQError,
     SystemBusy,
 )
-from pyspark_rocketmq.model import BrokerAddress, MessageQueue, QueueRange
+from pyspark_rocketmq.model import OPEN_END, BrokerAddress, MessageQueue, QueueRange
 from pyspark_rocketmq.stored_values import LastMessage
 from pyspark_rocketmq.wire.requests.pull import PullResult, PullStatus
 from tests.helpers.partitions import DEFAULT_SETTINGS, changed
@@ -586,7 +586,7 @@ def test_a_gap_is_passed_and_reported_once_or_is_an_error() -> None:
 @pytest.mark.parametrize(
     ("status", "remark", "is_repeated"),
     [
-        pytest.param(PullStatus.NO_MATCHED_MSG, "MESSAGE_WAS_REMOVING", True, id="a file of the log"),
+        pytest.param(PullStatus.NO_MATCHED_MSG, "MESSAGE_WAS_REMOVING", False, id="a file of the log"),
         pytest.param(PullStatus.NO_NEW_MSG, "OFFSET_FOUND_NULL", True, id="a file of the queue"),
         pytest.param(PullStatus.OFFSET_ILLEGAL, "OFFSET_TOO_SMALL", False, id="tiered storage"),
     ],
@@ -597,7 +597,13 @@ def test_offsets_that_a_broker_reports_to_be_gone_within_the_queue_are_a_gap(
     """F4: under a filter, nothing else would show it. An answer that may pass is asked for again first."""
     gone = PullResult(status, 24, 0, 1000, 0, b"", remark)
     pulls = window(
-        0, 100, segment=100, fail_on_data_loss=fails, is_group_read=is_group_read, retry_timeout_s=1.0
+        0,
+        100,
+        segment=100,
+        subscription="paid",
+        fail_on_data_loss=fails,
+        is_group_read=is_group_read,
+        retry_timeout_s=1.0,
     )
 
     for now_s in (0.0, 1.0) if is_repeated else (0.0,):
@@ -614,6 +620,47 @@ def test_offsets_that_a_broker_reports_to_be_gone_within_the_queue_are_a_gap(
         assert pulls.failure is None
         assert pulls.skipped == range(24)
         assert [task.queue_offset for task in pulls.tasks(1, 2.0)] == [24]
+
+
+def test_without_a_filter_the_reader_judges_a_file_of_the_log_that_is_gone() -> None:
+    """F4: a compacted topic has gaps by design."""
+    pulls = window(0, 100, segment=100, fail_on_data_loss=True, is_group_read=True)
+
+    (task,) = pulls.tasks(1, 0.0)
+    gone = PullResult(PullStatus.NO_MATCHED_MSG, 24, 0, 1000, 0, b"", "MESSAGE_WAS_REMOVING")
+    pulls.answered(task, gone, 0.0)
+    pulls.settle(0.0)
+
+    assert pulls.failure is None
+    assert [task.queue_offset for task in pulls.tasks(1, 0.0)] == [24]
+
+
+@pytest.mark.parametrize("end", [OPEN_END, 10_000], ids=["open", "closed"])
+def test_successes_behind_a_hole_do_not_make_its_time_begin_again(end: int) -> None:
+    """F4: a queue to which producers send would stand at the hole for ever."""
+    of = wanted(0, end, pull_batch_size=4, is_group_read=True, fail_on_data_loss=True, retry_timeout_s=10.0)
+    pulls = FetchWindow([of], depth=4, max_bytes=64 << 20, log=lambda *_: None)
+    (of_queue,) = pulls.ranges
+    now_s, queue_end = 0.0, 8
+
+    while of_queue.failure is None:
+        assert now_s < 12.0
+        queue_end += 4
+        for task in pulls.tasks(now_s):
+            asked = task.queue_offset
+            if asked < 4:
+                gone = PullResult(PullStatus.NO_NEW_MSG, 4, 0, queue_end, 0, b"", "OFFSET_FOUND_NULL")
+                pulls.answered(task, gone, now_s)
+            else:
+                stop = min(asked + 4, queue_end)
+                status = PullStatus.FOUND if stop > asked else PullStatus.NO_NEW_MSG
+                answer = PullResult(status, stop, 0, queue_end, 0, body(*range(asked, stop)))
+                pulls.answered(task, answer, now_s)
+        pulls.settle(now_s)
+        now_s += 0.25
+
+    assert isinstance(of_queue.failure, MessagesExpired)
+    assert now_s >= 10.0
 
 
 def test_a_hole_is_a_gap_at_once_where_no_pull_is_repeated() -> None:

@@ -243,8 +243,8 @@ class RangeWindow:
         """Errors since the last ``settle``."""
         self._gives_up_at_s: float | None = None
         """When the range fails if errors go on; None if no pull has failed since the last success."""
-        self._has_shown_loss = False
-        """Whether an answer has shown a loss since the last success."""
+        self._loss_at: int | None = None
+        """The lowest offset that an answer has shown to be lost, since the last success there."""
         self._is_quiet_until_s = 0.0
         """Time until which an error is not logged if errors go on although ``retry_timeout_s`` is over."""
         self._handed_out = of.pulled_from
@@ -387,7 +387,7 @@ class RangeWindow:
         elif self._is_lost(asked, outcome, now_s):
             self._meet_gap(task, outcome, now_s)
         elif outcome.status is not PullStatus.OFFSET_ILLEGAL:
-            self._has_shown_loss |= self._shows_loss(asked, outcome)
+            self._note_loss(asked, outcome)
             self.lost(task, self._nothing_there(asked, outcome), now_s)
         else:
             self._offset_moved(task, outcome, now_s)
@@ -397,13 +397,28 @@ class RangeWindow:
 
         It is if an earlier answer showed a loss, the time for repeated pulls is over (``settle``), and the
         present answer shows it again. One such answer is not enough: the time may have passed with other
-        errors. Without any time for repeated pulls, one answer that reports a hole is enough.
+        errors. One answer is enough if a file of the commit log is gone, which does not pass, or without any
+        time for repeated pulls.
         """
-        if outcome.reports_hole(asked) and not self._settings.retry_timeout_s:
-            return True
+        if outcome.reports_hole(asked):
+            is_gone = outcome.status is PullStatus.NO_MATCHED_MSG
+            if is_gone or not self._settings.retry_timeout_s:
+                return True
         gives_up_at_s = self._gives_up_at_s
-        is_over = self._has_shown_loss and gives_up_at_s is not None and now_s >= gives_up_at_s
+        is_over = self._loss_at is not None and gives_up_at_s is not None and now_s >= gives_up_at_s
         return is_over and self._shows_loss(asked, outcome)
+
+    def _note_loss(self, asked: int, outcome: PullResult) -> None:
+        if self._shows_loss(asked, outcome):
+            self._loss_at = asked if self._loss_at is None else min(asked, self._loss_at)
+
+    def _note_success(self, asked: int, next_offset: int) -> None:
+        """End the time for repeated pulls, unless a loss was shown that these offsets do not include.
+
+        Otherwise the time would never be over while other parts of the range, or new messages, are read.
+        """
+        if self._loss_at is None or asked <= self._loss_at < next_offset:
+            self._gives_up_at_s, self._loss_at = None, None
 
     def _shows_loss(self, asked: int, outcome: PullResult) -> bool:
         """Return whether the queue has a hole at ``asked``, or ended there or before.
@@ -415,8 +430,12 @@ class RangeWindow:
         return outcome.reports_hole(asked) or (is_at_end and not self._settings.is_group_read)
 
     def _passes_over(self, task: PullTask, outcome: PullResult) -> bool:
-        """Return whether an answer without messages means that no message below its next offset matches."""
-        if outcome.reports_hole(task.queue_offset):
+        """Return whether an answer without messages means that no message below its next offset matches.
+
+        It does not if the broker reports a hole. Without a filter, the reader finds the gap, and checks
+        whether the topic is a compacted one, which has gaps by design.
+        """
+        if self._of.is_filtered and outcome.reports_hole(task.queue_offset):
             return False
         return outcome.scanned_in_vain or (
             outcome.status is PullStatus.NO_MATCHED_MSG and self._is_to_master(task)
@@ -445,7 +464,7 @@ class RangeWindow:
     def _wait_on(self, task: PullTask, outcome: PullResult, now_s: float) -> None:
         self.segments.lost(task.segment_id)
         self.bounds = outcome.min_offset, outcome.max_offset
-        self._gives_up_at_s, self._has_shown_loss = None, False
+        self._note_success(task.queue_offset, task.queue_offset)
         if task.broker_id != MASTER_ID and self._replica.ended(now_s):
             return
         if task.is_held and now_s - task.sent_at_s < _LEAST_HELD_S:
@@ -577,7 +596,7 @@ class RangeWindow:
             self.answers += 1
             self.answered_after_s += now_s - task.sent_at_s
         self.bounds = result.min_offset, result.max_offset
-        self._gives_up_at_s, self._has_shown_loss = None, False
+        self._note_success(task.queue_offset, result.next_begin_offset)
         self._pause_s, self._has_met_reset = _FIRST_PAUSE_S, False
         if result.suggest_which_broker_id != task.broker_id or self._settings.prefers_replica:
             self._replica.suggested(task.broker_id, result.suggest_which_broker_id, now_s)

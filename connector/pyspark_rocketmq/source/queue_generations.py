@@ -602,7 +602,10 @@ class CheckpointGenerations:
         if found.message is None or found.message.store_timestamp <= stored_by_ms:
             return False
         newest = then.newest_of(queue, place)
-        if not place < newest < found.bounds.max_offset:
+        if newest <= place:
+            return True
+        found = self._lookup.with_end_from(found, queue, newest + 1, snapshot.addresses[queue.broker_name])
+        if newest >= found.bounds.max_offset:
             return True
         last = self._lookup.message_at(queue, newest, snapshot, found.bounds)
         return last is None or last.store_timestamp > stored_by_ms

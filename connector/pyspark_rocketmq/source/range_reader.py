@@ -663,8 +663,8 @@ class RangeReader:
         A gap is a span of offsets for which no answer had a message. Gaps are ignored with a filter, and in a
         compacted topic, which has gaps by design, even before its first message.
 
-        A broker that removes a file of its log while it reads skips the file's messages without reporting it
-        (``DefaultMessageStore.getMessage``: MESSAGE_WAS_REMOVING, and files skipped within a FOUND answer).
+        A broker that removes a file of its log while it reads skips the file's messages. It reports this only
+        if the answer has no messages (``DefaultMessageStore.getMessage``: MESSAGE_WAS_REMOVING).
         """
         if self.partition.is_filtered:
             return
