@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from types import SimpleNamespace
+from typing import Never
 
 import pytest
 
@@ -13,7 +14,14 @@ from pyspark_rocketmq.client.nameserver import NameServerClient
 from pyspark_rocketmq.client.pool import ChannelPool
 from pyspark_rocketmq.client.pull_connection import close_idle_connections
 from pyspark_rocketmq.clock import Deadline
-from pyspark_rocketmq.errors import BrokerError, ConnectFailed, NameServerNotReady, StaticTopic, TopicAway
+from pyspark_rocketmq.errors import (
+    BrokerError,
+    BrokerOffsetUnavailable,
+    ConnectFailed,
+    NameServerNotReady,
+    StaticTopic,
+    TopicAway,
+)
 from pyspark_rocketmq.model import MessageQueue, TopicRoute
 from pyspark_rocketmq.options.read import ReadOptions
 from pyspark_rocketmq.source import first_contact
@@ -142,6 +150,17 @@ def test_a_restart_that_was_noted_before_brokers_registered_shows_afterwards(
         clock.advance(30)
         view.note_restart()
         assert view.snapshot().still_registering is None
+
+
+def test_a_start_does_not_read_the_offset_store_without_need(topics: Topics) -> None:
+    """A2: it may not answer now, and then its queues would only wait."""
+
+    def nobody_answers(topic: str) -> Never:
+        raise BrokerOffsetUnavailable(f"the store is read for {topic}")
+
+    options = ReadOptions.parse({"nameServers": topics.sim.name_servers, "topic": topics.make(1)})
+
+    first_contact.check_topics(options, nobody_answers)
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from pyspark_rocketmq.clock import Deadline, SystemClock
 from pyspark_rocketmq.errors import NameServerNotReady, RocketMQError, TopicAway, TopicNotFound
 from pyspark_rocketmq.options.read import ReadOptions
 from pyspark_rocketmq.retry import UNTIL_DEADLINE, RetryPolicy, call_with_retry
-from pyspark_rocketmq.source.cluster_view import ClusterView
+from pyspark_rocketmq.source.cluster_view import ClusterView, Snapshot
 
 logger = logging.getLogger(__name__)
 
@@ -83,9 +83,16 @@ def check_topics(options: ReadOptions, had_it: Callable[[str], Collection[str]])
     """
     clock = SystemClock()
     view = ClusterView(options, process_pool(ConnectionSettings.of(options)), clock, had_it=had_it)
-    begins = not options.begins_at_first() and not all(had_it(topic) for topic in options.subscribed())
+
+    def look() -> Snapshot:
+        found = view.snapshot()
+        # Only now look into the offset store, which may not answer.
+        if found.still_registering is not None and not all(map(had_it, options.subscribed())):
+            raise found.still_registering
+        return found
+
     at_first_contact(
-        view.whole_snapshot if begins else view.snapshot,
+        look,
         Deadline.after(clock, options.retry_timeout_ms / 1000),
         time.sleep,
         has_worked=lambda: any(had_it(topic) for topic in options.subscribed()),
