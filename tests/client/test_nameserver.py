@@ -155,6 +155,7 @@ def test_a_known_topic_that_becomes_static_is_an_error(
 
     script.route = route_with(8)
     server.script = script
+    clock.advance(1.1)
     assert client.route("orders", soon) == route_with(8)
 
 
@@ -459,6 +460,24 @@ def test_a_broker_that_leaves_a_route_is_looked_up_at_the_other_name_servers(
         other_script.route = only_a
         clock.advance(31)
         assert client.route("orders", soon) == only_a
+
+
+def test_a_doubted_route_is_looked_up_at_all_name_servers(
+    server: ScriptedServer, pool: ChannelPool, soon: Deadline
+) -> None:
+    """A2: the first one lists all that is known, and yet lacks a broker."""
+    both, only_a = route_of("broker-a", "broker-b"), route_of("broker-a")
+    server.script = RouteScript(only_a)
+    other_script = RouteScript(only_a)
+    with ScriptedServer(other_script) as other:
+        client = NameServerClient((server.address, other.address), pool, FakeClock(), PATIENCE_S)
+        client.route("orders", soon)
+        other_script.route = both
+
+        client.invalidate("orders")
+        assert client.route("orders", soon) == only_a
+        client.invalidate("orders", is_doubted=True)
+        assert client.route("orders", soon) == both
 
 
 def test_a_first_route_has_the_brokers_of_all_name_servers(

@@ -7,8 +7,15 @@ from typing import Any, cast
 import pytest
 
 from pyspark_rocketmq.client.cluster import PatientLookup, TopicRoutes
+from pyspark_rocketmq.client.nameserver import KnownRoute
 from pyspark_rocketmq.clock import Deadline
-from pyspark_rocketmq.errors import ConnectFailed, NameServerNotReady, RocketMQError, TopicNotFound
+from pyspark_rocketmq.errors import (
+    ConnectFailed,
+    NameServerNotReady,
+    RocketMQError,
+    StaticTopic,
+    TopicNotFound,
+)
 from pyspark_rocketmq.model import BrokerAddress, BrokerData, MessageQueue, QueueData, TopicRoute
 from tests.helpers.fake_clock import FakeClock
 
@@ -34,6 +41,7 @@ class NameServer:
     def __init__(self, **routes: TopicRoute) -> None:
         self.routes: dict[str, TopicRoute] = dict(routes)
         self.denials: dict[str, TopicNotFound] = {}
+        self.static: dict[str, StaticTopic] = {}
         self.down: RocketMQError | None = None
         self.asked: list[str] = []
 
@@ -41,6 +49,8 @@ class NameServer:
         self.asked.append(topic)
         if self.down is not None:
             raise self.down
+        if topic in self.static:
+            raise self.static[topic]
         if topic not in self.routes:
             raise TopicNotFound(17, f"No topic route info of {topic}")
         return self.routes[topic]
@@ -48,7 +58,10 @@ class NameServer:
     def denial(self, topic: str) -> TopicNotFound | None:
         return self.denials.get(topic)
 
-    def invalidate(self, topic: str) -> None:
+    def last_known(self, topic: str) -> KnownRoute | None:
+        return KnownRoute(self.routes[topic], 0.0, 0.0) if topic in self.routes else None
+
+    def invalidate(self, topic: str, *, is_doubted: bool = False) -> None:
         pass
 
 
@@ -111,6 +124,23 @@ def test_a_denied_topic_is_named_and_its_last_route_holds() -> None:
     assert look() is routes, "nothing is computed again as long as nothing has changed"
     name_server.denials.clear()
     assert look().denied == {}
+
+
+def test_a_topic_that_became_static_keeps_its_route_and_the_others_theirs() -> None:
+    """A2: what was consumed is committed; only who reads it ends."""
+    name_server = NameServer(aa=route("broker-a"), bb=route("broker-b"))
+    look = Look(name_server, "aa", "bb", retry=None)
+    before = look()
+    name_server.static["bb"] = StaticTopic("bb", ["broker-b"])
+
+    after = look()
+
+    assert after.by_topic == before.by_topic
+    assert list(after.static) == ["bb"]
+    assert look() is after
+    del name_server.routes["bb"]
+    with pytest.raises(StaticTopic):
+        look()
 
 
 def test_a_retry_topic_need_not_be_there_and_is_found_soon_after_it_was_made() -> None:

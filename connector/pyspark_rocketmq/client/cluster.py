@@ -19,7 +19,13 @@ from pyspark_rocketmq.client.nameserver import NameServerClient
 from pyspark_rocketmq.client.pool import ChannelPool, ConnectionSettings, process_pool
 from pyspark_rocketmq.client.producer.producer import Producer
 from pyspark_rocketmq.clock import Clock, Deadline
-from pyspark_rocketmq.errors import NameServerNotReady, RocketMQError, TopicNotFound, TransportError
+from pyspark_rocketmq.errors import (
+    NameServerNotReady,
+    RocketMQError,
+    StaticTopic,
+    TopicNotFound,
+    TransportError,
+)
 from pyspark_rocketmq.model import BrokerAddress, BrokerData, MessageQueue, TopicRoute
 from pyspark_rocketmq.options.connection import PLAIN_SOURCE_GROUP, ConnectionOptions
 from pyspark_rocketmq.options.read import ReadOptions
@@ -331,6 +337,8 @@ class Routes:
     """Topics that no name server lists and that have no known route, with the error; never a retry topic."""
     denied: Mapping[str, TopicNotFound] = field(default_factory=dict)
     """Topics that no name server lists now, with the error; their last known routes stay in use."""
+    static: Mapping[str, StaticTopic] = field(default_factory=dict)
+    """Topics that have become static, with the error; ``by_topic`` has their last known routes."""
 
     @cached_property
     def queues(self) -> tuple[MessageQueue, ...]:
@@ -398,9 +406,11 @@ class TopicRoutes:
         A topic that no name server lists, and whose route was never known, causes no error; it is in
         ``absent``. A failed look-up of the retry topic causes no error either: the topic's last route is
         kept. The result is the object of the call before if no route or denial has changed since and no topic
-        is absent.
+        is absent. A topic that has become static keeps its last known route, and is in ``static``: its queues
+        may still be committed, but not read further.
 
         Raises:
+            StaticTopic: If a topic without a known route is static.
             TransportError: If no name server answered before ``deadline``, for a topic without a known route.
             NameServerNotReady: If one answered with an error that may pass, for such a topic.
             BrokerError: If one refused for another reason, for such a topic.
@@ -408,35 +418,51 @@ class TopicRoutes:
         found: dict[str, TopicRoute] = {}
         absent: dict[str, TopicNotFound] = {}
         denied: dict[str, TopicNotFound] = {}
+        static: dict[str, StaticTopic] = {}
         for topic in self._topics:
-            try:
-                found[topic] = self._name_server.route(topic, deadline)
-            except TopicNotFound as error:
-                absent[topic] = error
-            else:
-                if (denial := self._name_server.denial(topic)) is not None:
-                    denied[topic] = denial
+            route, error = self._route_of(topic, deadline)
+            if route is not None:
+                found[topic] = route
+            if isinstance(error, StaticTopic):
+                static[topic] = error
+            elif error is not None:
+                (absent if route is None else denied)[topic] = error
         if self._retry_topic is not None:
             self._look_for_retries({name for route in found.values() for name in _names(route)}, deadline)
             if self._retry_route is not None:
                 found[self._retry_topic] = self._retry_route
-        if absent or self._known.absent or (found, denied) != (self._known.by_topic, self._known.denied):
-            self._known = Routes(found, absent, denied)
+        now, before = Routes(found, absent, denied, static), self._known
+        if absent or now != before:
+            self._known = now
         return self._known
+
+    def _route_of(
+        self, topic: str, deadline: Deadline
+    ) -> tuple[TopicRoute | None, TopicNotFound | StaticTopic | None]:
+        """Return a topic's route, or its last known one, and the error that name servers gave for it."""
+        try:
+            return self._name_server.route(topic, deadline), self._name_server.denial(topic)
+        except TopicNotFound as error:
+            return None, error
+        except StaticTopic as error:
+            known = self._name_server.last_known(topic)
+            if known is None:
+                raise
+            return known.route, error
 
     def follow(self, topics: Collection[str]) -> None:
         """Replace the topics whose routes :meth:`look` returns; the retry topic stays."""
         self._topics = tuple(sorted(topic for topic in topics if topic != self._retry_topic))
 
-    def invalidate(self) -> None:
-        """Let the next :meth:`look` ask a name server for every route again.
+    def invalidate(self, *, are_doubted: bool = False) -> None:
+        """Let the next :meth:`look` ask a name server for every route again; all of them if ``are_doubted``.
 
-        Callers use this when a route led to a broker that is gone.
+        Callers use this when a route led to a broker that is gone, or is known to lack a broker.
         """
         for topic in self._topics:
-            self._name_server.invalidate(topic)
+            self._name_server.invalidate(topic, is_doubted=are_doubted)
         if self._retry_topic is not None:
-            self._name_server.invalidate(self._retry_topic)
+            self._name_server.invalidate(self._retry_topic, is_doubted=are_doubted)
 
     def expect_retries(self) -> None:
         """Let the next :meth:`look` ask for the retry topic again if brokers of the topics lack it.

@@ -61,6 +61,19 @@ class KnownRoute(NamedTuple):
     trouble: RocketMQError | None = None
     """Error of the last look-up, after which the route may be outdated; None if that look-up found it."""
 
+    is_doubted: bool = False
+    """Whether the route is known to lack a broker, so that all name servers are to be asked."""
+
+    def usable_route(self) -> TopicRoute:
+        """Return the route.
+
+        Raises:
+            StaticTopic: If the last look-up found that the topic has become static.
+        """
+        if isinstance(self.trouble, StaticTopic):
+            raise self.trouble
+        return self.route
+
     @property
     def denial(self) -> TopicNotFound | None:
         """The error, if every name server that answered the last look-up denied the topic; otherwise None."""
@@ -136,16 +149,16 @@ class NameServerClient:
         with self._lock:
             known = self._known.get(topic)
         if known is not None and self._clock.monotonic_s() - known.since_s < self._route_max_age_s:
-            return known.route
+            return known.usable_route()
         try:
             fresh = self._seen_now(self._look_up(topic, known, deadline))
         except RocketMQError as error:
-            if known is None or isinstance(error, StaticTopic):
+            if known is None:
                 raise
             fresh = self._kept(topic, known, error)
         with self._lock:
             self._known[topic] = fresh
-        return fresh.route
+        return fresh.usable_route()
 
     def denial(self, topic: str) -> TopicNotFound | None:
         """Return the error with which name servers deny a topic whose known route stays in use; else None."""
@@ -157,7 +170,7 @@ class NameServerClient:
         with self._lock:
             return self._known.get(topic)
 
-    def invalidate(self, topic: str) -> None:
+    def invalidate(self, topic: str, *, is_doubted: bool = False) -> None:
         """Let the next :meth:`route` ask for the topic's route again, however young the known one is.
 
         Callers use this when the route led to a broker that is gone or denies the topic. The known route is
@@ -166,7 +179,7 @@ class NameServerClient:
         with self._lock:
             known = self._known.get(topic)
             if known is not None:
-                self._known[topic] = known._replace(since_s=-math.inf)
+                self._known[topic] = known._replace(since_s=-math.inf, is_doubted=is_doubted)
 
     def expect(self, topic: str, route: TopicRoute) -> None:
         """Use ``route`` for a topic that its first messages will create; the route expires like any other."""
@@ -231,6 +244,7 @@ class NameServerClient:
         """
         header = GetRouteInfoRequestHeader(topic=with_namespace(self._namespace, topic))
         request = command_of(RequestCode.GET_ROUTEINFO_BY_TOPIC, header)
+        asks_all = known is None or known.is_doubted
         had = set() if known is None else _listed(known.route)
         routes: list[TopicRoute] = []
         failures: list[RocketMQError] = []
@@ -240,7 +254,7 @@ class NameServerClient:
                 continue
             routes.append(outcome)
             had -= _listed(outcome)
-            if known is not None and not had:
+            if not asks_all and not had:
                 break
         if not routes:
             raise _verdict(failures)

@@ -474,7 +474,7 @@ class RunningMember:
         if self._doubts_routes and self._clock.monotonic_s() >= self._looks_again_at_s:
             self._doubts_routes = False
             self._looks_again_at_s = self._clock.monotonic_s() + _LOOK_AGAIN_S
-            self._calls.routes.invalidate()
+            self._calls.routes.invalidate(are_doubted=True)
             self._calls.routes.expect_retries()
         try:
             routes = self._calls.routes.look(self._within(CALL_TIMEOUT_S))

@@ -237,6 +237,8 @@ class ClusterView:
         else:
             # Also query topics that name servers no longer list: their brokers may be away.
             routes = self._look_at_matching(self._matching.look(deadline) | self._seen.keys(), deadline)
+        for became_static in routes.static.values():
+            raise became_static
         self._seen.update(routes.by_topic)
         for topic, error in routes.absent.items():
             if self._matching is None and (topic not in self._seen or not routes.by_topic):
