@@ -148,10 +148,20 @@ def batch_of(
     return terms, end
 
 
-def test_a_batch_fails_if_none_of_its_tasks_can_reach_the_committer(hub: DriverControl) -> None:
+def test_a_query_fails_if_none_of_its_tasks_can_reach_the_committer(hub: DriverControl) -> None:
     """D1: nobody could end them. With a classic session they go on without."""
-    with pytest.raises(RocketMQError, match=r"^No task of the batch could connect to .*deliver nothing"):
+    with pytest.raises(RocketMQError, match=r"^No task of the query could connect to .*deliver nothing"):
         batch_of(hub, 0, could_ask=False, could_any_ask=False)
+
+
+def test_a_batch_whose_only_task_is_cut_off_does_not_end_a_query_that_had_connected(
+    hub: DriverControl,
+) -> None:
+    """D1: the failure may pass; the third one in a row ends the query."""
+    batch_of(hub, 0, could_ask=True)
+    ends = [batch_of(hub, number, could_ask=False, could_any_ask=False)[1] for number in (1, 2, 3)]
+
+    assert [end.failure is None for end in ends] == [True, True, False]
 
 
 def test_tasks_that_could_ask_are_not_failed_by_one_that_could_not(

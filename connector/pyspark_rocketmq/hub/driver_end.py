@@ -80,9 +80,15 @@ class HeldBackTasks:
 
     def __init__(self) -> None:
         self._in_a_row = 0
+        self.has_connected = False
+        """Whether a task of the query was ever connected."""
 
-    def batch_ends(self, *, could_ask: bool | None) -> bool:
-        """Note whether all tasks of a batch were connected (None: none had to); return whether to go on."""
+    def batch_ends(self, *, could_ask: bool | None, could_any_ask: bool) -> bool:
+        """Note whether all or any tasks of a batch were connected; return whether to go on.
+
+        ``could_ask`` is None if no task had to be connected.
+        """
+        self.has_connected |= could_any_ask
         if could_ask is not None:
             self._in_a_row = 0 if could_ask else self._in_a_row + 1
         return self._in_a_row < _MOST_HELD_BACK
@@ -297,9 +303,11 @@ class DriverControl:
         # Over Spark Connect tasks must always ask. Without this, those of the next batch would not have to.
         asked = (could_ask or None) if self._ends_tasks else could_ask
         failure = self._end_job(could_ask=asked, is_whole=True)
-        goes_on = not self._ends_tasks or self._held_back.batch_ends(could_ask=could_ask)
-        if self._ends_tasks and could_ask is False and not could_any_ask:
-            raise self._unconnected("No task of the batch could connect to")
+        goes_on = not self._ends_tasks or self._held_back.batch_ends(
+            could_ask=could_ask, could_any_ask=could_any_ask
+        )
+        if self._ends_tasks and could_ask is False and not self._held_back.has_connected:
+            raise self._unconnected("No task of the query could connect to")
         if failure is not None:
             raise failure
         if could_ask is False:
