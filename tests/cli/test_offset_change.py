@@ -635,7 +635,9 @@ def test_a_missing_sink_is_reported(shop: Shop, tmp_path: Path) -> None:
 
 def test_a_sink_that_is_named_is_left_to_a_session(shop: Shop) -> None:
     """J5."""
-    with pytest.raises(JobFailed, match=r"main\.shop\.orders is the name of a table.*rmq\.reset_to_sink"):
+    with pytest.raises(
+        JobFailed, match=r"main\.shop\.orders is the name of a table.*pyspark_rocketmq\.reset_to_sink"
+    ):
         shop.do(reset, ToOffset(20), sink="main.shop.orders")
 
 
@@ -733,10 +735,12 @@ def test_a_group_does_not_go_back_to_the_beginning_of_a_sink_that_has_its_rows(
     write_deltalake(sink.path, pa.Table.from_pylist([row], schema=POSITIONS), mode="append")
     lossy = Lossy(Shop(DeltaOffsetStore(tmp_path / "others")), sink, passed={A0: 8})
 
-    with pytest.raises(JobFailed, match=r"has 1 row of its queues.*rewind\('etl', .*rmq\.reset_to_sink"):
+    with pytest.raises(
+        JobFailed, match=r"has 1 row of the group.s queues.*rewind\('etl', .*_rocketmq\.reset_to_sink"
+    ):
         lossy.shop.do(reset, ToSink(), sink=sink.path)
     for sinks in (sink, [MultiSink([sink])]):
-        with pytest.raises(SinkConflict, match=r"has 1 row of its queues.*beside_rows=True"):
+        with pytest.raises(SinkConflict, match=r"has 1 row of the group.s queues.*beside_rows=True"):
             reset_to_sink(lossy.shop.store, sinks, GROUP)
 
     assert lossy.shop.now() == {A0: 8}
@@ -790,7 +794,7 @@ def test_a_watermark_that_an_operator_set_does_not_show_which_rows_are_earlier(
     """H7, F4: of a sink that had lost the watermarks of both generations, for example."""
     earlier.rewind(GROUP, {A0: 7})
     begun = Begun(tmp_path / "others", earlier)
-    text = r"has 8 rows of its queues, which .* Offsets have begun again in .*storeTimestamp.*accept-gap.*beside_rows"
+    text = r"has 8 rows of the group.s queues, which .* Offsets have begun again in .*storeTimestamp.*accept-gap.*beside_rows"
 
     with pytest.raises(JobFailed, match=text) as refused:
         begun.shop.do(reset, ToSink(), sink=earlier.path)
@@ -817,7 +821,9 @@ def test_a_group_does_not_go_back_to_the_beginning_of_a_table_that_was_rewritten
         lambda: lossy.shop.do(reset, ToSink(), sink=sink.path),
         lambda: reset_to_sink(lossy.shop.store, sink, GROUP),
     ):
-        with pytest.raises((JobFailed, SinkConflict), match=r"has 1 row of its.*rewind\('etl', .*accept-gap"):
+        with pytest.raises(
+            (JobFailed, SinkConflict), match=r"has 1 row of the group.s queues.*rewind\('etl', .*accept-gap"
+        ):
             refused()
     assert lossy.shop.now() == {A0: 8}
     sink.rewind(GROUP, {A0: 8})
@@ -849,7 +855,9 @@ def test_a_group_of_several_sinks_does_not_go_back_to_one_of_them(tmp_path: Path
     other = SinkStanding("/lake/other", "table-2", {A1: 44})
     lossy = Lossy(Shop(store), sink, passed={A1: 44}, others=(other,))
 
-    with pytest.raises(JobFailed, match=r"and into other sinks.*rmq.reset_to_sink\(store, \[every sink"):
+    with pytest.raises(
+        JobFailed, match=r"and into other sinks.*pyspark_rocketmq.reset_to_sink\(store, \[every sink"
+    ):
         lossy.shop.do(reset, ToSink(), sink=sink.path)
     assert lossy.is_refused()
 

@@ -206,7 +206,7 @@ def test_rows_without_watermarks_are_found_in_a_sink_that_counts_them() -> None:
     counting = CountingSink()
     others: list[Sink] = [OwnSink(), DeltaSink("main.shop.orders")]
 
-    assert "has 3 rows of its queues" in str(rows_problem(counting, GROUP, gap))
+    assert "has 3 rows of the group's queues" in str(rows_problem(counting, GROUP, gap))
     for sink in others:
         problem = str(rows_problem(sink, GROUP, gap))
         assert "own shows no watermark of group" in problem

@@ -45,7 +45,7 @@ def test_a_queue_that_no_longer_exists_is_reported() -> None:
     before.claim(GROUP, "me", {Q1: 7})
 
     assert describe_setbacks(before.read(GROUP), store_at(4).read(GROUP)) == (
-        f"{Q1} was at 7 and is not there",
+        f"{Q1} was at 7 and is missing now",
     )
 
 

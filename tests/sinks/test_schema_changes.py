@@ -429,7 +429,7 @@ def test_names_that_the_sink_uses(tmp_path: Path, name: str) -> None:
     )
     assert table_rows(tmp_path / "without").keys() == {2}
     [bad] = DeltaTable(tmp_path / "without" / "_bad_changes").to_pyarrow_table().to_pylist()
-    assert f"Column {name} has the name of one" in bad["problem"]
+    assert f"Column {name} has the name of a column" in bad["problem"]
 
     columns = pa.schema([("id", pa.int64()), (name, pa.int64())])
     with pytest.raises(SchemaError, match=rf"cannot have the column\(s\) {re.escape(name)} of the source"):

@@ -83,7 +83,7 @@ class SinkWatermarks:
         if TableName.of(path) is not None:
             raise JobFailed(
                 f"Nothing was changed: {path} is the name of a table, which only a Spark session can read. "
-                "Use rmq.reset_to_sink and DeltaSink.rewind in Python."
+                "Use pyspark_rocketmq.reset_to_sink and DeltaSink.rewind in Python."
             )
         self._path = path
         self._storage = storage
@@ -123,7 +123,7 @@ class SinkWatermarks:
             raise JobFailed(
                 f"Nothing was changed: group {consumer_group} writes into {self._path} and into other sinks. "
                 "A reset to only one of them would discard the record of what the others lack. Name them all "
-                "in Python: rmq.reset_to_sink(store, [every sink of the query], consumer_group)."
+                "in Python: pyspark_rocketmq.reset_to_sink(store, [every sink of the query], consumer_group)."
             )
         with self._answering():
             problem = rows_problem(self._sink(), consumer_group, found[0])
