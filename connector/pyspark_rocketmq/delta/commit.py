@@ -1,8 +1,9 @@
-"""Commits of a Delta table: their actions, the two ways to make one, and a loop that retries after conflicts.
+"""Commits of a Delta table: their actions, two ways to make one, and a loop that retries after conflicts.
 
 On disks of this machine, this package commits whole files by itself: a commit is a file of JSON lines that
-gets its name by a link (:meth:`LogFiles.put`).  delta-rs makes all other commits. In tables whose rows are
-merged, delta-rs makes all commits except those of compaction.
+gets its name by a link (:meth:`LogFiles.put`).  delta-rs makes the other commits of this package. In tables
+whose rows are merged, delta-rs makes all commits except those of compaction. Spark's own writer, by which
+sinks write some tables, is not part of this package.
 """
 
 from __future__ import annotations

@@ -362,6 +362,9 @@ class SinkBatch(Protocol):
         """Make the written rows visible and move the watermarks to ``acked`` (next offsets).
 
         A single sink does both or neither. ``MultiSink`` does so in each of its sinks, one after the other.
+        A batch may get several calls, each for other queues. After any error but ``SinkMoved`` the outcome
+        counts as unknown: the query ends, and when the batch runs again, the watermarks show what was
+        committed.
 
         Returns:
             The new version of the table; None for a sink without versions, or if there was nothing to do.
