@@ -325,7 +325,7 @@ def test_a_table_made_again_under_its_name_is_noticed(
     with pytest.raises(SinkMoved, match="was deleted, created again or put back"):
         batch.commit(written, {Q0: 3})
     after = DeltaSink(name).standings(GROUP, {Q0: 0})
-    with pytest.raises(SinkSetBack, match=r"the sink is now another table .*rmq\.reset_to_sink"):
+    with pytest.raises(SinkSetBack, match=r"the sink is now another table .*pyspark_rocketmq\.reset_to_sink"):
         check_has_all(GROUP, store.read(GROUP), after, store="memory:again")
     if "REPLACE" not in statements:
         assert sink.begin(GROUP, {Q0: 0}).standings == after
