@@ -277,7 +277,7 @@ def test_a_strategy_is_found_by_its_name(text: str, expected: AllocationStrategy
         (f"{__name__}:NoSuchClass", "names no class 'NoSuchClass'"),
         (f"{__name__}:allocate", "names no class 'allocate'"),
         (f"{__name__}:Counter", "without the method allocate"),
-        (f"{__name__}:NeedsArguments", "cannot be created without arguments: TypeError"),
+        (f"{__name__}:NeedsArguments", "NeedsArguments() failed: TypeError"),
     ],
 )
 def test_an_unknown_strategy_is_reported_with_its_option(text: str, problem: str) -> None:

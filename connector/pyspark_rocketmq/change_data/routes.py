@@ -186,7 +186,11 @@ class Routed:
         return [name for name in columns if self._keeps(name)]
 
     def row(self, row: Mapping[str, Any]) -> dict[str, Any]:
-        """Return ``row`` as the lake has it: only the columns kept there, with their names and values."""
+        """Return ``row`` as the lake has it.
+
+        It has only the columns that ``include`` and ``exclude`` keep, under their names in the lake, and with
+        masked values replaced.
+        """
         names = self.route.rename
         return {
             names.get(name, name): self._value(name, value)

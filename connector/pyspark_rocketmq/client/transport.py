@@ -89,7 +89,10 @@ os.register_at_fork(after_in_child=_renew_all)
 
 
 def local_ip() -> bytes:
-    """Return the IPv4 address that other machines see, 4 bytes; the loopback address without a network."""
+    """Return the IPv4 address of the interface that leads to other machines, 4 bytes.
+
+    Without a network, return the loopback address.
+    """
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
             probe.connect(_ANY_REMOTE)

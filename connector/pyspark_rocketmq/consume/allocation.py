@@ -456,7 +456,8 @@ def _imported(text: str, module_name: str, class_name: str) -> AllocationStrateg
     try:
         return cast("AllocationStrategy", strategy_class())
     except Exception as exc:
-        raise _unusable(text, f"cannot be created without arguments: {type(exc).__name__}: {exc}") from exc
+        problem = f"names class {class_name}, but {class_name}() failed: {type(exc).__name__}: {exc}"
+        raise _unusable(text, f"{problem}. Its constructor must need no arguments") from exc
 
 
 def _unusable(text: str, why: str) -> OptionError:

@@ -189,7 +189,10 @@ class RowBuffer:
             return len(self.rows) + LOOK_EVERY
 
     def pack(self) -> int:
-        """Pack the newest rows into a batch; return the number of items at which to call :meth:`look`."""
+        """Pack all rows that are not packed yet.
+
+        Return the length of ``rows`` at which to call :meth:`look`.
+        """
         with self._guard:
             self._pack(len(self.rows))
             return len(self.rows) + LOOK_EVERY

@@ -609,9 +609,10 @@ class Sink(Protocol):
         ...
 
     def watermarks(self, consumer_group: str) -> Mapping[QueueGeneration, int]:
-        """Return the watermark of each queue of which the group wrote rows: the next offset without rows.
+        """Return the group's watermark in each queue where the sink has one.
 
-        Each key is a queue with its newest generation among those of which the sink has rows.
+        All rows of messages below a watermark are in the sink. Each key is a queue and the newest generation
+        for which the sink has a watermark.
         """
         ...
 

@@ -206,10 +206,10 @@ class SendBack:
     def send_as_retry(self, message: MessageExt, *, max_reconsume_times: int) -> None:
         """Send ``message`` to the group's retry topic; a copy is stored when this returns.
 
-        This is how orderly consumers give a message up. The copy's reconsume times are one more; if they
-        exceed ``max_reconsume_times``, the broker keeps the copy as a dead letter. A broker where the group
-        holds a lock keeps every copy as a dead letter. A micro-batch that runs again sends its dead letters
-        again.
+        This is how orderly consumers give a message up. The copy counts one reconsume more than ``message``.
+        If that exceeds ``max_reconsume_times``, or if the group holds a lock at the broker, the broker keeps
+        the copy as a dead letter instead of delivering it again. A micro-batch that runs again sends its dead
+        letters again.
 
         Raises:
             RocketMQError: If the message is not known to be stored.

@@ -206,7 +206,11 @@ class _Ended(NamedTuple):
 
 
 class RangesAtOnce:
-    """Consumes the ranges of a task side by side, as far as memory allows; used once."""
+    """Consumes the ranges of a task; used once.
+
+    Open ranges (without a planned end) all run at the same time. Of closed ranges, another begins only when
+    each running one has delivered what has arrived, or has a slow call.
+    """
 
     def __init__(
         self,

@@ -22,6 +22,7 @@ from pyspark_rocketmq.wire.fastjson import (
     member,
     one_of,
     read_object,
+    short_repr,
     table_of,
 )
 from pyspark_rocketmq.wire.requests.bodies import CONSUME_TYPES, MESSAGE_MODELS, STARTS, ConsumeType
@@ -47,10 +48,13 @@ def offsets_of(body: bytes, topic: str, group: str) -> dict[int, int]:
     Raises:
         RemoteProtocolError: If the body ends within the wanted part.
     """
-    before, found, rest = body.partition(f'"{topic}@{group}":{{'.encode())
+    _, found, rest = body.partition(f'"{topic}@{group}":{{'.encode())
     offsets, ended, _ = rest.partition(b"}")
     if found and not ended:
-        raise RemoteProtocolError(f"The list of all consumer offsets ends after {len(before)} bytes.")
+        raise RemoteProtocolError(
+            f"A broker's list of all consumer offsets is cut off after {len(body)} bytes, within the offsets "
+            f"of group {short_repr(group)} in topic {short_repr(topic)}."
+        )
     return {int(queue_id): int(offset) for queue_id, offset in _OFFSET.findall(offsets)}
 
 
