@@ -150,6 +150,15 @@ def test_a_failure_of_the_channel_is_passed_on() -> None:
     assert pull_result(REQUEST, failure, "b:1") is failure
 
 
+def result_of(code: int, remark: str | None) -> PullResult:
+    """Return an answer to a pull; the queue has offsets 10 to 99, and the next pull is to begin at 49."""
+    fields = {"suggestWhichBrokerId": "0", "nextBeginOffset": "49", "minOffset": "10", "maxOffset": "99"}
+    command = RemotingCommand(code=code, flag=1, ext_fields=fields, remark=remark)
+    result = pull_result(REQUEST, command, "b:1")
+    assert isinstance(result, PullResult)
+    return result
+
+
 @pytest.mark.parametrize(
     ("code", "remark", "asked", "reset", "first"),
     [
@@ -167,12 +176,8 @@ def test_only_a_reset_is_taken_for_one(
     code: int, remark: str | None, asked: int, reset: int | None, first: int
 ) -> None:
     """F5: tiered storage also moves offsets that are within the queue's bounds."""
-    fields = {"suggestWhichBrokerId": "0", "nextBeginOffset": "49", "minOffset": "10", "maxOffset": "99"}
-    told = RemotingCommand(code=code, flag=1, ext_fields=fields, remark=remark)
+    result = result_of(code, remark)
 
-    result = pull_result(REQUEST, told, "b:1")
-
-    assert isinstance(result, PullResult)
     assert result.reset_from(asked) == reset
     assert result.first_from(asked) == first
 
@@ -192,10 +197,6 @@ def test_only_a_reset_is_taken_for_one(
 )
 def test_the_remark_refines_the_code_of_a_slave(code: int, remark: str | None, is_scanned: bool) -> None:
     """L3: a slave answers 20 for whatever it does not have."""
-    fields = {"suggestWhichBrokerId": "0", "nextBeginOffset": "49", "minOffset": "10", "maxOffset": "99"}
-    told = RemotingCommand(code=code, flag=1, ext_fields=fields, remark=remark)
+    result = result_of(code, remark)
 
-    result = pull_result(REQUEST, told, "b:1")
-
-    assert isinstance(result, PullResult)
     assert result.scanned_in_vain is is_scanned

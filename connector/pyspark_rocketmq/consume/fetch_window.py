@@ -119,7 +119,7 @@ class QueueReset(OffsetError):
 
 
 class OffsetNotThere(SystemBusy):
-    """A broker lacks an offset for now; advice against overload would not help."""
+    """A broker does not return the message at an offset; advice against overload would not help."""
 
     advice: ClassVar[str] = ""
 
@@ -685,9 +685,9 @@ class RangeWindow:
         queue has become shorter, the range ends. See row F4 of ``docs/semantics.md``.
         """
         planned, asked, address = self._of.planned, task.queue_offset, self._of.address
-        first = result.first_from(asked)
-        available = f"{first} (inclusive) to {result.max_offset} (exclusive)"
         is_ahead = result.next_begin_offset > asked
+        first = max(result.min_offset, result.next_begin_offset) if is_ahead else result.min_offset
+        available = f"{first} (inclusive) to {result.max_offset} (exclusive)"
         if self._settings.fail_on_data_loss:
             kind = MessagesExpired if asked < first else LogTailLost
             self.lost(task, kind(f"{planned.queue} at {address}", asked, available), now_s)

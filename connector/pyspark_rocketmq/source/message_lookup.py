@@ -245,9 +245,7 @@ def stored_ms_at(
 
 def found_in(pulled: PullResult, queue: MessageQueue, offset: int) -> Found:
     """Return what the answer to a pull from ``offset`` shows about that offset."""
-    # A hole says nothing about the queue's first offset.
-    first = pulled.min_offset if pulled.reports_hole(offset) else pulled.first_from(offset)
-    bounds = QueueBounds(first, pulled.max_offset)
+    bounds = QueueBounds(pulled.first_from(offset), pulled.max_offset)
     if pulled.status is PullStatus.FOUND:
         return Found(bounds, _message_at(queue, offset, pulled.body))
     return Found(bounds, None, pulled.reset_from(offset))

@@ -211,12 +211,11 @@ class PullResult(NamedTuple):
     def first_from(self, asked: int) -> int:
         """Return the queue's first offset, as the answer to a pull from ``asked`` shows it.
 
-        It is above ``min_offset`` if tiered storage has expired ``asked``, or the broker has lost it.
+        It is above ``min_offset`` if tiered storage has expired ``asked``.
         """
-        has_expired = self.status is PullStatus.OFFSET_ILLEGAL and self.reset_from(asked) is None
-        is_ahead = self.next_begin_offset > asked
-        is_gone = is_ahead and (has_expired or self.reports_hole(asked))
-        return max(self.min_offset, self.next_begin_offset) if is_gone else self.min_offset
+        is_ahead = self.status is PullStatus.OFFSET_ILLEGAL and self.next_begin_offset > asked
+        has_expired = is_ahead and self.reset_from(asked) is None
+        return max(self.min_offset, self.next_begin_offset) if has_expired else self.min_offset
 
     def reports_hole(self, asked: int) -> bool:
         """Return whether the broker lacks messages from ``asked`` on although they are within the queue.
