@@ -45,9 +45,11 @@ class OneMember:
         held = self._known() - self.taken
         return {queue: self._terms.setdefault(queue, 1) for queue in held}
 
-    def left_to_others(self, queues: Collection[MessageQueue]) -> Collection[MessageQueue]:
-        self.has_to_look |= not self._known().issuperset(queues)
+    def left_to_others(self, _: Collection[MessageQueue]) -> Collection[MessageQueue]:
         return self._known() & self.taken if self.is_settled else ()
+
+    def note_seen(self, queues: Collection[MessageQueue]) -> None:
+        self.has_to_look |= not self._known().issuperset(queues)
 
     def planned(self, grants: Mapping[MessageQueue, int]) -> frozenset[MessageQueue]:
         is_refused = self.refusals > 0

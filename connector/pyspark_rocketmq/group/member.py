@@ -86,9 +86,13 @@ class QueueOwnership(Protocol):
         ...
 
     def left_to_others(self, queues: Collection[MessageQueue]) -> Collection[MessageQueue]:
-        """Return those of ``queues`` that are known to be allocated to other consumers now.
+        """Return those of ``queues`` that are known to be allocated to other consumers now."""
+        ...
 
-        If this consumer does not know one of them yet, it soon asks for the routes again.
+    def note_seen(self, queues: Collection[MessageQueue]) -> None:
+        """Note that there are ``queues``.
+
+        If this consumer does not know one of them, it soon looks up the routes again.
         """
         ...
 
@@ -349,14 +353,17 @@ class RunningMember:
         return self._notify(begin)
 
     def left_to_others(self, queues: Collection[MessageQueue]) -> Collection[MessageQueue]:
-        """Return those of ``queues`` that are known to be allocated to other members now.
+        """Return those of ``queues`` that are known to be allocated to other members now."""
+        return self._query(lambda machine, _: machine.left_to_others(queues))
 
-        If the routes lack one of ``queues``, the member's thread asks a name server for them again: the
-        planner, which has routes of its own, has seen the queue already. It does so once a second at most.
+    def note_seen(self, queues: Collection[MessageQueue]) -> None:
+        """Note that the planner, which has routes of its own, has seen ``queues``.
+
+        If this member's routes lack one of them, its thread asks all name servers for the routes again. It
+        does so once a second at most.
         """
         if not set(queues).issubset(self._routes.queues):
             self._doubts_routes = True
-        return self._query(lambda machine, _: machine.left_to_others(queues))
 
     def planned(self, grants: Mapping[MessageQueue, int]) -> frozenset[MessageQueue]:
         """Note the queues of the plan that was made; return those whose messages may be consumed.

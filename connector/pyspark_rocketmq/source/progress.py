@@ -366,8 +366,9 @@ class GroupProgress:
     def left_to_others(self, queues: Collection[MessageQueue]) -> Collection[MessageQueue]:
         """Return those of ``queues`` that are known to be allocated to other members now.
 
-        If this member does not know one of them yet, it soon asks for the routes again.
+        If this member does not know one of them yet, it soon looks up the routes again.
         """
+        self._ownership.note_seen(queues)
         return self._ownership.left_to_others(queues)
 
     def has_ends(self, queues: Collection[MessageQueue]) -> bool:
@@ -468,8 +469,7 @@ class GroupProgress:
             return {}
         begun = {queue.topic for queue in rows}
         lacking = {queue for queue in snapshot.bounds if queue.topic not in begun} - self._grants.keys()
-        if lacking:
-            self._ownership.left_to_others(lacking)
+        self._ownership.note_seen(lacking)
         topics = {queue.topic for queue in lacking}
         return {queue: self._sees_part for queue in new if queue.topic in topics}
 
