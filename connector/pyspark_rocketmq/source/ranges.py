@@ -253,23 +253,13 @@ def open_tasks_of(
         for each in ranges
     ]
     tasks = deal(backlogs, slots)
-    at_end = [
-        each.planned.queue in bounds and bounds[each.planned.queue].max_offset <= each.planned.start
-        for each in ranges
-    ]
-    return [
-        SharedTask(
-            (
-                Ticket(
-                    tuple(ranges[index] for index in task),
-                    len(tasks),
-                    open_for_s,
-                    frozenset(ranges[index].planned.queue for index in task if at_end[index]),
-                ),
-            )
-        )
-        for task in tasks
-    ]
+
+    def ticket(task: Sequence[int]) -> Ticket:
+        queues = (ranges[index].planned.queue for index in task if backlogs[index] <= 0)
+        at_end = frozenset(queue for queue in queues if queue in bounds)
+        return Ticket(tuple(ranges[index] for index in task), len(tasks), open_for_s, at_end)
+
+    return [SharedTask((ticket(task),)) for task in tasks]
 
 
 def ticket_rows(ticket: Ticket) -> pa.RecordBatch:
@@ -393,7 +383,7 @@ def offset_to_plan(offset: Mapping[str, Any]) -> tuple[int, tuple[QueueRange, ..
             "a consumer group continues from its offset store, any other query where startingOffsets says."
         )
     try:
-        is_open = offset["v"] == _OPEN_VERSION
+        is_open = is_open_plan(offset)
         if is_open:
             _check_seconds(offset["for_s"])
         if offset["v"] == _PACKED_VERSION or (is_open and "packed" in offset):

@@ -420,12 +420,12 @@ def test_rows_removed_by_a_restore_stay_removed_if_accepted(sink: DeltaSink, pat
     DeltaTable(path).restore(1)
     with pytest.raises(SinkConflict, match="To accept the gap") as refusal:
         sink.begin(GROUP, {Q0: 0})
-    told = re.search(
+    advised = re.search(
         r"`(from .*?)`.*`pyspark-rocketmq offsets reset --to earliest --conf FILE`", str(refusal.value)
     )
-    assert told is not None
+    assert advised is not None
 
-    exec(told[1])
+    exec(advised[1])
 
     run_batch(sink, {Q0: 7}, rows(Q0, 5, 7))
     assert (offsets_in(path), offsets_in(path, Q1)) == ([0, 1, 2, 5, 6], [0, 1])

@@ -264,7 +264,8 @@ class Wanted:
     def sinks_below(self, queue: MessageQueue, target: int) -> RecordedSinks:
         """Return the sinks to record for a queue that is moved to ``target``.
 
-        None if the target was moved up, to the first message that is left: that is beyond the sinks' rows.
+        There are none if the target was moved up, to the first message that is left: that is beyond the
+        sinks' rows.
         """
         return self.sinks.get(queue, NO_SINKS) if target == self.targets[queue] else NO_SINKS
 
@@ -448,7 +449,7 @@ class _OffsetChange:
         Raises:
             JobFailed: If there are no moves. Except in a dry run, also if they are refused or cannot be made.
         """
-        is_first = not self.group.store.groups()
+        is_first = options.is_new_group and not self.group.store.groups()
         known = {*self.group.rows, *wanted.targets, *self._bounds(options.choice.topics)}
         mistaken = not_chosen(options.choice, known)
         if mistaken is not None:

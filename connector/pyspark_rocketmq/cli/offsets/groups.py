@@ -159,7 +159,7 @@ def open_group_or_new(settings: StoreSettings, consumer_group: str, *, is_new: b
             "`pyspark-rocketmq offsets reset --new-group --topic TOPIC --to earliest`, with the options of "
             "this command and nameServers; then give this command again."
         )
-    if str(key) not in store.groups():
+    if is_new and str(key) not in store.groups():
         # Reading would create a table that is missing, even for a dry run.
         return StoredGroup(store, key, {})
     return _stored(store, key)

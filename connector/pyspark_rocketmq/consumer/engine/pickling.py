@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import pickle
 from collections.abc import Iterator
 from functools import partial
@@ -100,9 +99,11 @@ def _parts(value: Any) -> Iterator[tuple[str, object]]:
 
 def _parts_of_function(function: FunctionType) -> Iterator[tuple[str, object]]:
     for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
-        # A variable that has no value yet leaves an empty cell.
-        with contextlib.suppress(ValueError):
-            yield f"variable '{name}'", cell.cell_contents
+        try:
+            value = cell.cell_contents
+        except ValueError:
+            continue  # a variable that has no value yet
+        yield f"variable '{name}'", value
     for name in function.__code__.co_names:
         if name in function.__globals__:
             yield f"global '{name}'", function.__globals__[name]

@@ -30,6 +30,10 @@ POSITION_TYPES = {name: str(MESSAGE_COLUMNS[name]) for name in POSITION_COLUMNS}
 
 They identify the message of a row.
 """
+_REMOVE_FEATURES: Final = (
+    "remove these features from the table (ALTER TABLE delta.`PATH` DROP FEATURE, DROP CONSTRAINT, or ALTER "
+    "COLUMN … TYPE STRING)"
+)
 _FORBIDDEN: Final = frozenset(" ,;{}()\n\t=")
 """Characters that Delta forbids in names of columns and fields, except with column mapping."""
 REACHED: Final = "reached"
@@ -140,12 +144,6 @@ def cannot_merge(path: str, refused: Iterable[str]) -> OptionError:
         "into it."
     )
     return OptionError((problem,), where="change table")
-
-
-_REMOVE_FEATURES: Final = (
-    "remove these features from the table (ALTER TABLE delta.`PATH` DROP FEATURE, DROP CONSTRAINT, or ALTER "
-    "COLUMN … TYPE STRING)"
-)
 
 
 def check_wanted(path: str, wanted: TableForm, *, has_positions: bool = True) -> None:
