@@ -324,14 +324,30 @@ class TestLeftOut:
         assert told == [(LONGEST_LEFT_OUT_S, A0)]
 
     @pytest.mark.parametrize(
-        "facts", [{"next_offset": 10}, {"suspended_until_s": 1e9}], ids=["nothing to read", "suspended"]
+        "facts_at",
+        [lambda _: {"next_offset": 10}, lambda now_s: {"suspended_until_s": now_s + 30.0}],
+        ids=["nothing to read", "suspended each time"],
     )
-    def test_a_queue_that_may_wait_is_not_reported_as_stuck(self, facts: dict[str, float]) -> None:
+    def test_a_queue_that_may_wait_is_not_reported_as_stuck(
+        self, facts_at: Callable[[float], dict[str, Any]]
+    ) -> None:
         """B6: alibaba/rocketmq#459."""
-        watch, progress = StuckQueueDetector(), self.progress(**facts)
+        watch, (state,) = StuckQueueDetector(), self.progress().values()
         for second in range(300):
+            now_s = 1000.0 + second
+            watch.look({A0: state._replace(**facts_at(now_s))}, self.bounds, now_s)
+            assert watch.planned((), now_s) == []
+
+    def test_a_suspension_from_before_the_clock_was_set_back_hides_no_queue(self) -> None:
+        """B6, D3: plans do not wait for its end either."""
+        watch = StuckQueueDetector()
+        progress = self.progress(suspended_until_s=1000.0 + 86_400.0)
+        for second in range(int(LONGEST_LEFT_OUT_S)):
             watch.look(progress, self.bounds, 1000.0 + second)
             assert watch.planned((), 1000.0 + second) == []
+        watch.look(progress, self.bounds, 1000.0 + LONGEST_LEFT_OUT_S)
+
+        assert watch.planned((), 1000.0 + LONGEST_LEFT_OUT_S) == [A0]
 
     def test_a_plan_that_holds_the_queue_begins_the_wait_again(self) -> None:
         """B6."""

@@ -111,8 +111,7 @@ class StuckQueueDetector:
         self._ready = frozenset(
             queue
             for queue, state in progress.items()
-            if state.next_offset < bounds[queue].max_offset
-            and (state.suspended_until_s is None or state.suspended_until_s <= now_s)
+            if state.next_offset < bounds[queue].max_offset and suspended_until(state, now_s) is None
         )
 
     def planned(self, queues: Collection[MessageQueue], now_s: float) -> list[MessageQueue]:
