@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from queue import SimpleQueue
@@ -248,8 +249,11 @@ def test_no_stored_offset_is_distinguished_from_every_failure(
         brokers.query_consumer_offset(server.address, "g", QUEUE)
 
     server.script = lambda peer, request: peer.answer(request)
-    with pytest.raises(RemoteProtocolError, match="offset"):
+    unreadable = re.escape(f"The answer of {server.address} cannot be read: OffsetResponseHeader:")
+    with pytest.raises(RemoteProtocolError, match=unreadable):
         brokers.query_consumer_offset(server.address, "g", QUEUE)
+    with pytest.raises(RemoteProtocolError, match=unreadable):
+        brokers.max_offset(server.address, QUEUE)
 
     server.script = lambda peer, _request: peer.close()
     with pytest.raises(ChannelClosed):

@@ -30,8 +30,8 @@ from pyspark_rocketmq.wire.command import RemotingCommand
 from pyspark_rocketmq.wire.fastjson import decode_body, dumps_java, read_object
 from pyspark_rocketmq.wire.requests import admin, bodies, headers
 from pyspark_rocketmq.wire.requests.client_info import ConsumerRunningInfo
-from pyspark_rocketmq.wire.requests.header_fields import from_ext_fields
 from pyspark_rocketmq.wire.requests.pull import PullRequest, PullResult, pull_result
+from pyspark_rocketmq.wire.requests.responses import header_of
 from pyspark_rocketmq.wire.requests.send import (
     Batch,
     EncodedBatch,
@@ -325,7 +325,7 @@ class BrokerClient:
             broker_name=queue.broker_name,
         )
         answer = self._calls.ask(address, RequestCode.QUERY_CONSUMER_OFFSET, header, queue.broker_name)
-        return from_ext_fields(headers.OffsetResponseHeader, answer.ext_fields).offset, answer.version
+        return header_of(headers.OffsetResponseHeader, answer, address).offset, answer.version
 
     def update_consumer_offset(
         self, address: str, consumer_group: str, queue: MessageQueue, commit_offset: int

@@ -13,10 +13,10 @@ from pyspark_rocketmq.errors import RocketMQError
 from pyspark_rocketmq.wire.codes import RequestCode
 from pyspark_rocketmq.wire.command import RemotingCommand
 from pyspark_rocketmq.wire.framing import Outgoing
-from pyspark_rocketmq.wire.requests.header_fields import Header, from_ext_fields, to_ext_fields
+from pyspark_rocketmq.wire.requests.header_fields import Header, to_ext_fields
 from pyspark_rocketmq.wire.requests.headers import OffsetResponseHeader
 from pyspark_rocketmq.wire.requests.pull import PullRequest
-from pyspark_rocketmq.wire.requests.responses import checked
+from pyspark_rocketmq.wire.requests.responses import checked, header_of
 
 
 def command_of(code: RequestCode, header: Header | None = None, body: bytes = b"") -> RemotingCommand:
@@ -129,4 +129,4 @@ class BrokerCalls:
     def offset(self, address: str, code: RequestCode, header: Header, broker_name: str) -> int:
         """Send a request that has only a header; return the answer's offset, or raise like :meth:`call`."""
         answer = self.ask(address, code, header, broker_name)
-        return from_ext_fields(OffsetResponseHeader, answer.ext_fields).offset
+        return header_of(OffsetResponseHeader, answer, address).offset

@@ -51,7 +51,10 @@ class Reaction(StrEnum):
 
 
 class Use(Enum):
-    """A request of a query, by sender and purpose."""
+    """Purpose of a request to a broker.
+
+    The same request may serve several purposes, and an answer may then have different consequences.
+    """
 
     BOUNDS = RequestCode.GET_TOPIC_STATS_INFO, "a plan: where queues end"
     GROUP_OFFSETS = RequestCode.QUERY_CONSUMER_OFFSET, "a claim: the group's offsets"

@@ -69,8 +69,8 @@ class LatencyHistogram:
     """Latencies of any number of messages, in milliseconds, as counts in fixed buckets.
 
     A key of ``counts`` is the number of a bucket, a small range of latencies (see ``bounds_of``); its value
-    is the number of messages. A field with a histogram documents between which two moments its latencies
-    are measured. :meth:`plus` adds two histograms; :meth:`percentiles` shows one.
+    is the number of messages. Classes that have a histogram, such as ``StoreLatencies``, document which two
+    moments a latency lies between. :meth:`plus` adds two histograms; :meth:`percentiles` summarises one.
     """
 
     counts: Mapping[int, int] = field(default_factory=lambda: MappingProxyType({}))

@@ -85,7 +85,7 @@ class QueueAck:
 
     @classmethod
     def from_json(cls, text: str) -> Self:
-        """Read a string of :meth:`to_json`."""
+        """Read an ack from the text that :meth:`to_json` returned."""
         return cls.from_facts(json.loads(text))
 
     @property

@@ -136,10 +136,11 @@ def driver_control(
     has_sink: bool = False,
     is_encrypted: bool = False,
 ) -> DriverControl:
-    """Start the server to which a query's planner and tasks connect; see ``DriverControl``.
+    """Start the server to which a query's planner and tasks connect.
 
-    ``has_sink``: the query has a sink, whose watermarks show how far its rows go. With a sink and a
-    ``commit_interval_s``, offsets may be stored some time after the rows, if the store has epochs.
+    ``has_sink``: whether the query has a sink. A sink records how far its rows go. So with a
+    ``commit_interval_s`` offsets may be stored less often than rows, except in the store at brokers. The
+    other parameters are those of ``DriverControl``, the query's ``options`` and its offset ``store``.
 
     Raises:
         OSError: If the server cannot listen at ``bind_host``, or cannot encrypt its connections as it must.

@@ -358,7 +358,7 @@ class ArrivedMessages(Sequence[MessageExt]):
         return found[::step]
 
     def _make(self, index: int) -> None:
-        """Create the message at ``index`` and some messages after it."""
+        """Put objects of the message at ``index`` and of some after it into ``_made``."""
         number, at = self._place(index)
         piece = self._pieces[number]
         if isinstance(piece, list):

@@ -144,7 +144,10 @@ def _folder() -> str:
 
 
 class RowBuffer:
-    """Rows in order, in bounded memory; threads may append to ``rows`` while another runs a method."""
+    """Rows in order; :meth:`look` and :meth:`pack` keep their memory bounded.
+
+    Threads may append to ``rows`` while another thread runs one of these two methods.
+    """
 
     __slots__ = (
         "_columns",

@@ -48,7 +48,7 @@ ResultT = TypeVar("ResultT")
 
 @dataclass(frozen=True, slots=True)
 class Change(Generic[ResultT]):
-    """Outcome of a change to the rows of one group, which the store is then to write."""
+    """Outcome of a change to one group's rows: the rows that the store must write, and its return value."""
 
     rows: dict[MessageQueue, OffsetRow]
     """All rows of the group after the change, also those that stay as they were."""

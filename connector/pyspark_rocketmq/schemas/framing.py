@@ -343,7 +343,10 @@ def _type_name(data: bytes) -> tuple[str, int]:
     try:
         return data[start:end].decode(), end
     except UnicodeDecodeError:
-        raise _Reason(f"the name of a message type is not UTF-8 in {_shown(data)}") from None
+        raise _Reason(
+            "the name of a message type, which follows the schema's id, is not UTF-8; the bytes after the id "
+            f"are {_shown(data)} in hexadecimal"
+        ) from None
 
 
 def _shown(data: bytes) -> str:

@@ -353,8 +353,9 @@ class RangeReader:
     def _is_usual(self, messages: Sequence[MessageExt]) -> bool:
         """Return whether messages need no special care, so that they may stay objects.
 
-        They must all belong to the range, ascend, and stay below ``max_bytes`` in all. None are usual until
-        the reader has checked, by the last consumed message before the range, that the log is the same.
+        Usual messages belong to the range, are in ascending order, and keep the bodies of the whole range
+        below the limit in bytes. No messages are usual while the reader still has to compare the message
+        before the range with the one that was consumed there, which shows whether the queue's log is another.
         """
         offsets = [self._expected - 1, *[message.queue_offset for message in messages]]
         limit = self._most_bytes

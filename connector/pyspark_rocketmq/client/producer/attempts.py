@@ -68,8 +68,8 @@ def next_outcome(outcomes: SimpleQueue[OutcomeT], send_timeout_s: float) -> Outc
         with suppress(Empty):
             return outcomes.get(timeout=timeout_s)
     raise AssertionError(
-        f"no outcome of a send came within {patience_s:g} s. This is a bug of pyspark-rocketmq: please "
-        "report it"
+        f"a send neither succeeded nor failed within {patience_s:g} s, so it is unknown whether its messages "
+        "are stored. This is a bug of pyspark-rocketmq: please report it"
     )
 
 

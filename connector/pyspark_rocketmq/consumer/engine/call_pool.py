@@ -115,7 +115,10 @@ class CallPool:
             return self._slots.take(run)
 
     def give(self, run: PooledRun, count: int = 1) -> None:
-        """Free ``count`` slots of calls that have ended; call :meth:`wake` for runs that wait for a slot."""
+        """Free the slots of ``count`` calls of a run that have ended.
+
+        Runs that wait for a slot only notice it when the caller then calls :meth:`wake`.
+        """
         with self._guard:
             self._slots.give(run, count)
 

@@ -423,8 +423,7 @@ def keep_properties(table: TableSnapshot, wanted: Mapping[str, str]) -> Mapping[
         ),
         CommitNote(),
     )
-    if table.version != begun_at + 1:
-        raise FileExistsError(errno.EEXIST, f"There is a commit after version {begun_at + 1}")
+    _check_no_other(table, begun_at + 1)
     return table.form().configuration
 
 
@@ -460,8 +459,21 @@ def add_new_columns(table: TableSnapshot, changes: ChangeRows, rules: ChangeRule
         CommitNote(),
     )
     logger.info("columns added path=%s columns=%s", masked(table.location), added)
-    if table.version != begun_at + 1:
-        raise FileExistsError(errno.EEXIST, f"There is a commit after version {begun_at + 1}")
+    _check_no_other(table, begun_at + 1)
+
+
+def _check_no_other(table: TableSnapshot, version: int) -> None:
+    """Check that ``version``, a commit of this query, is the table's newest one.
+
+    Raises:
+        FileExistsError: If another writer has committed since.
+    """
+    if table.version != version:
+        raise FileExistsError(
+            errno.EEXIST,
+            f"another writer has committed to {masked(table.location)} after version {version}, in which "
+            "this query changed the table's columns or properties",
+        )
 
 
 def _has_its_columns(table: TableSnapshot, rules: ChangeRules) -> bool:

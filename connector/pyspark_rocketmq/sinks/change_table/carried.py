@@ -169,7 +169,7 @@ def real_number(value: Decimal | float, type_: str) -> float:
     number: float = struct.unpack("f", struct.pack("f", double))[0] if type_ == FLOAT else double
     if Decimal(number) == value or _is_text_of(value, number):
         return number
-    raise ValueError(f"{value} is not exactly a number of type {type_}")
+    raise ValueError(f"type {type_} has no number that is exactly {value}")
 
 
 def _is_text_of(value: Decimal, number: float) -> bool:

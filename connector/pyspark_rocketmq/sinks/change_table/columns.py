@@ -57,7 +57,11 @@ ONLY_COLUMN: Final = "target"
 
 
 def change_columns(table: Iterable[pa.Field]) -> list[pa.Field]:
-    """Return the columns of a change besides its message's position; ``table`` has the table's columns."""
+    """Return the columns of a change's row, except those that identify its message.
+
+    Args:
+        table: Columns of the change table. Each of them that is not ``HIDDEN`` has a column with a prefix.
+    """
     return [
         pa.field(POSITION, pa.string()),
         pa.field(OPERATION, pa.string()),

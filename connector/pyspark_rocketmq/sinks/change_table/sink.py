@@ -534,7 +534,7 @@ def _check_tracked(tracked: Sequence[str], table: pa.Schema) -> None:
 
 
 def _check_history(stored_as_scd_type: int | str, tracked: Sequence[str] | None, deletes: str) -> None:
-    """Refuse settings of versions that are wrong or exclude each other.
+    """Refuse wrong or contradictory settings for the history of rows (``stored_as_scd_type=2``).
 
     Raises:
         OptionError: If there is a problem; it names all of them.

@@ -213,7 +213,7 @@ class ChangeTables(DeltaSink):
 
     @property
     def tables_folder(self) -> str:
-        """The folder or URI below which the tables are."""
+        """Folder or URI that contains the tables."""
         return self._folder
 
     @property

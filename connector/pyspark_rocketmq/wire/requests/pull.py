@@ -21,9 +21,9 @@ from pyspark_rocketmq.wire.command import (
 )
 from pyspark_rocketmq.wire.framing import FrameDecoder, Outgoing
 from pyspark_rocketmq.wire.requests.admin import encode_client_config_check
-from pyspark_rocketmq.wire.requests.header_fields import from_ext_fields, to_ext_fields
+from pyspark_rocketmq.wire.requests.header_fields import to_ext_fields
 from pyspark_rocketmq.wire.requests.headers import PullMessageRequestHeader, PullMessageResponseHeader
-from pyspark_rocketmq.wire.requests.responses import error_of
+from pyspark_rocketmq.wire.requests.responses import error_of, header_of
 from pyspark_rocketmq.wire.subscription import ALL, TAG, SubscriptionData
 
 HOLD_SCAN_S: Final = 5.0
@@ -256,10 +256,10 @@ def pull_result(
 
 def _header_error(answer: RemotingCommand, address: str) -> RocketMQError:
     try:
-        from_ext_fields(PullMessageResponseHeader, answer.ext_fields)
+        header_of(PullMessageResponseHeader, answer, address)
     except RemoteProtocolError as error:
-        return RemoteProtocolError(f"{address} answered a pull with a bad header. {error}")
-    return RemoteProtocolError(f"{address} answered a pull with a bad header: {dict(answer.ext_fields)}.")
+        return error
+    return RemoteProtocolError(f"The answer of {address} cannot be read: {dict(answer.ext_fields)}.")
 
 
 class PullResponseDecoder:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Final
+from typing import Final, TypeVar
 
 from pyspark_rocketmq.errors import (
     BatchRefused,
@@ -17,6 +17,7 @@ from pyspark_rocketmq.errors import (
     NoPermission,
     NotANameServer,
     OffsetNotFound,
+    RemoteProtocolError,
     SubscriptionNotLatest,
     SystemBusy,
     TopicNotFound,
@@ -24,6 +25,9 @@ from pyspark_rocketmq.errors import (
 )
 from pyspark_rocketmq.wire.codes import RequestCode, ResponseCode
 from pyspark_rocketmq.wire.command import RemotingCommand
+from pyspark_rocketmq.wire.requests.header_fields import Header, from_ext_fields
+
+HeaderT = TypeVar("HeaderT", bound=Header)
 
 _PLACE_FIELDS = (
     ("consumerGroup", "consumerGroup"),
@@ -166,3 +170,15 @@ def _kind_of(request: RemotingCommand, code: int, remark: str) -> type[BrokerErr
     if code == ResponseCode.NO_PERMISSION and any(text in remark for text in _SWITCHED_OFF):
         return ConsumptionForbidden
     return _ERRORS.get(code, BrokerError)
+
+
+def header_of(header_class: type[HeaderT], answer: RemotingCommand, address: str) -> HeaderT:
+    """Read the header of an answer that came from ``address``.
+
+    Raises:
+        RemoteProtocolError: If a required field is missing or a field has a wrong value.
+    """
+    try:
+        return from_ext_fields(header_class, answer.ext_fields)
+    except RemoteProtocolError as error:
+        raise RemoteProtocolError(f"The answer of {address} cannot be read: {error}") from error

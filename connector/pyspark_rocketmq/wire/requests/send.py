@@ -30,9 +30,9 @@ from pyspark_rocketmq.wire.properties import (
     UNIQ_KEY,
     encode_properties,
 )
-from pyspark_rocketmq.wire.requests.header_fields import from_ext_fields, to_ext_fields
+from pyspark_rocketmq.wire.requests.header_fields import to_ext_fields
 from pyspark_rocketmq.wire.requests.headers import SendMessageRequestHeaderV2, SendMessageResponseHeader
-from pyspark_rocketmq.wire.requests.responses import error_of
+from pyspark_rocketmq.wire.requests.responses import error_of, header_of
 from pyspark_rocketmq.wire.subscription import _MASK, _SIGN, java_string_hash
 
 _LONG_MASK: Final = 0xFFFFFFFFFFFFFFFF
@@ -256,7 +256,7 @@ def send_result(
     if status is None:
         return error_of(request, outcome, address)
     try:
-        header = from_ext_fields(SendMessageResponseHeader, outcome.ext_fields)
+        header = header_of(SendMessageResponseHeader, outcome, address)
     except RocketMQError as error:
         return error
     return SendResult(
