@@ -62,6 +62,7 @@ _ERRORS = (
     "StorageNotShared",
     "SubscriptionNotLatest",
     "SystemBusy",
+    "TargetQueueAway",
     "TlsFailed",
     "TooManySends",
     "TopicAway",

@@ -470,6 +470,34 @@ class NoWritableQueue(RocketMQError):
         )
 
 
+class TargetQueueAway(RocketMQError):
+    """A replay cannot go on in the queue to which earlier runs sent a source queue's messages.
+
+    Do: Start its broker's master, or make the queue writable again; if it is gone for good, use a new record
+    ([replay](how-to/replay.md#when-a-target-queue-is-away)).
+    """
+
+    retryable: ClassVar[bool] = True
+
+    def __init__(self, source: str, target: str, starting_offsets: str) -> None:
+        super().__init__(source, target, starting_offsets)
+        self.source = source
+        self.target = target
+        self.starting_offsets = starting_offsets
+        """Value of ``startingOffsets`` for a run with a new record; empty if the record has no messages."""
+
+    def __str__(self) -> str:
+        start = f" and startingOffsets={self.starting_offsets}" if self.starting_offsets else ""
+        return (
+            f"The replay of {self.source} cannot go on in {self.target}, to which an earlier run sent: its "
+            "broker is away or has no master, or the topic is read-only or has fewer queues there. This run "
+            "has sent nothing, because newer messages might overtake older ones if they went to another "
+            "queue. Start the broker's master, or give the topic its queue back (`mqadmin updateTopic`), and "
+            "run the replay again. If the queue is gone for good, let the target's consumers finish with all "
+            f"that was replayed, then replay with a new record{start}: messages go to other queues then."
+        )
+
+
 class TooManySends(RocketMQError):
     """The limit of asynchronous sends that wait for answers is reached.
 

@@ -8,9 +8,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pyspark_rocketmq.errors import OptionError
+from pyspark_rocketmq.errors import OptionError, TargetQueueAway
 from pyspark_rocketmq.model import MessageQueue, QueueRange
-from pyspark_rocketmq.replay.ranges import steps_of, target_queue, without
+from pyspark_rocketmq.options.positions import parse_starting_offsets
+from pyspark_rocketmq.replay.ranges import (
+    Sending,
+    away_error,
+    check_recorded_targets,
+    recorded_targets,
+    steps_of,
+    target_queue,
+    without,
+)
 
 A0, A1, B0 = (MessageQueue("orders", broker, queue) for broker, queue in (("a", 0), ("a", 1), ("b", 0)))
 
@@ -78,6 +87,61 @@ def test_a_queue_goes_to_its_namesake_or_always_to_the_same_other_one() -> None:
     assert target_queue(A1, targets) == targets[1]
     assert target_queue(B0, targets) == target_queue(B0, targets[::-1])
     assert target_queue(B0, targets) in targets
+
+
+def sent(source: QueueRange, target: MessageQueue, messages: int | None) -> Sending:
+    return Sending(run="r", source=source, target=target, target_offset=0, sent=messages)
+
+
+TO_A, TO_B = (MessageQueue("copy", broker, 0) for broker in "ab")
+
+
+@pytest.mark.parametrize("last", [3, None], ids=["counted", "in a record of an earlier release"])
+def test_a_queue_stays_where_its_newest_messages_are(last: int | None) -> None:
+    """H3, G2: a step without messages shows nothing: brokers create a topic with its first message."""
+    done = [
+        sent(planned(A0, 5, 9), TO_B, 4),
+        sent(planned(A0, 0, 5), TO_A, last),
+        sent(planned(A0, 9, 12), TO_B, 0),
+        sent(planned(B0, 0, 5), TO_B, 0),
+    ]
+
+    assert recorded_targets(done) == {A0: TO_A}
+
+
+def test_a_queue_whose_target_is_away_waits_for_it_if_it_has_new_messages() -> None:
+    """H3, G2: in another queue these would overtake those of their sharding key."""
+    done = [sent(planned(A0, 0, 5), TO_A, 5), sent(planned(B0, 0, 5), TO_B, 5)]
+
+    check_recorded_targets([planned(A0, 0, 9), planned(B0, 0, 5), planned(A1, 0, 9)], done, [TO_A])
+    check_recorded_targets([planned(B0, 0, 9)], done, [TO_A, TO_B])
+    with pytest.raises(
+        TargetQueueAway, match=r"of topic=orders broker=b .* in topic=copy broker=b"
+    ) as raised:
+        check_recorded_targets([planned(A0, 0, 9), planned(B0, 0, 9)], done, [TO_A])
+    assert raised.value.retryable
+
+
+@given(
+    st.dictionaries(st.sampled_from([A0, A1, B0]), spans),
+    st.dictionaries(st.sampled_from([A0, A1, B0]), st.lists(spans)),
+)
+def test_a_new_record_may_begin_where_the_recorded_ranges_end(
+    wanted: dict[MessageQueue, tuple[int, ...]], done: dict[MessageQueue, Any]
+) -> None:
+    """H3: nothing that the record lacks is left out, and nothing is sent again except after a gap."""
+    ranges = [planned(queue, *span) for queue, span in wanted.items()]
+    recorded = [sent(planned(queue, *span), TO_B, None) for queue, spans in done.items() for span in spans]
+
+    error = away_error(B0, TO_B, ranges, recorded)
+
+    starts = parse_starting_offsets(error.starting_offsets).by_queue if error.starting_offsets else {}
+    left = without(ranges, [one.source for one in recorded])
+    for part in left:
+        assert starts.get(part.queue, 0) <= part.start
+    for one in recorded:
+        if one.source.count and all(part.queue != one.source.queue for part in left):
+            assert starts[one.source.queue] >= one.source.end
 
 
 def test_more_steps_than_can_be_done_are_refused_before_they_are_made() -> None:

@@ -48,6 +48,17 @@ def test_a_later_run_knows_what_earlier_ones_have_done(tmp_path: Path) -> None:
     ]
 
 
+def test_ranges_are_returned_in_the_order_in_which_they_were_replayed(tmp_path: Path) -> None:
+    """H3: the target queue of the newest range gets the next one."""
+    record = ReplayRecord(tmp_path / "record", "copy", every)
+    order = [7, 2, 9, 4, 0, 5]
+    for start in order:
+        record.begin([sending(A0, start, start + 1)])
+        record.finish([sending(A0, start, start + 1)])
+
+    assert [one.source.start for one in record.done()] == order
+
+
 def test_a_step_is_unfinished_until_its_end_is_recorded(tmp_path: Path) -> None:
     """H3: also that nothing of it is stored."""
     record = ReplayRecord(tmp_path / "record", "copy", every, namespace="shop")

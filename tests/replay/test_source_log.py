@@ -1,7 +1,9 @@
-"""A source topic that was deleted and made again, or whose master is away, between two runs of a replay."""
+"""A topic of a replay was deleted and made again, or a master of it is away, between two runs."""
 
 from __future__ import annotations
 
+import logging
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,9 +18,10 @@ from broker_sim.settings import BrokerSettings
 from pyspark_rocketmq.client.pool import process_pool
 from pyspark_rocketmq.client.pull_connection import close_idle_connections
 from pyspark_rocketmq.clock import SystemClock
-from pyspark_rocketmq.errors import DataLoss, TransportError
+from pyspark_rocketmq.errors import DataLoss, TargetQueueAway, TransportError
 from pyspark_rocketmq.model import MessageQueue
 from pyspark_rocketmq.replay import replay
+from pyspark_rocketmq.replay.record import ReplayRecord
 from pyspark_rocketmq.replay.replay import Replay, ReplaySummary
 from tests.helpers.administrator import Administrator
 from tests.helpers.wait import PATIENCE_S
@@ -176,3 +179,99 @@ def test_a_message_that_cannot_be_looked_up_is_not_recorded(
     make_again(sim, 5)
     with pytest.raises(DataLoss, match="replay with a new record"):
         run()
+
+
+SALES, ELSEWHERE = MessageQueue("sales", "broker-b", 0), MessageQueue("copies", "broker-a", 0)
+
+
+@pytest.fixture
+def sales(sim: SimCluster, run: Run) -> Callable[..., ReplaySummary]:
+    """A run that reads a queue of broker-b; the target has its namesake there, and a queue of broker-a."""
+    sim.create_topic(ELSEWHERE.topic, queues=1, brokers=[ELSEWHERE.broker_name])
+    sim.create_topic(SALES.topic, queues=1, brokers=[SALES.broker_name])
+    return lambda record="record", **options: run(record, **{"topic": SALES.topic} | options)
+
+
+def sell(sim: SimCluster, count: int) -> None:
+    sim.put(SALES, [message(SALES.topic, number) for number in range(count)])
+
+
+def ends(sim: SimCluster) -> tuple[int, int]:
+    """Of the namesake and of the other queue."""
+    return sim.bounds(COPIES).max_offset, sim.bounds(ELSEWHERE).max_offset
+
+
+@pytest.mark.parametrize("sim", [False, True], indirect=True, ids=["in the route", "listed as master"])
+def test_a_queue_goes_on_where_it_was_while_the_targets_master_is_away(sim: SimCluster, sales: Run) -> None:
+    """H3, G2, L3: the slave shows new messages of the source; elsewhere they would lose their order."""
+    sell(sim, 6)
+    sales()
+    sell(sim, 4)
+    sim.stop_broker("broker-b")
+
+    with pytest.raises(TargetQueueAway, match="Start the broker's master") as raised:
+        sales()
+    assert raised.value.retryable
+    assert sim.bounds(ELSEWHERE).max_offset == 0
+    sim.start_broker("broker-b")
+    assert sales().written == 4
+    assert ends(sim) == (10, 0)
+
+
+def test_a_queue_whose_target_is_gone_for_good_goes_elsewhere_with_a_new_record(
+    sim: SimCluster, sales: Run
+) -> None:
+    """H3: the error says how, and nothing is sent twice."""
+    sell(sim, 6)
+    sales()
+    sell(sim, 4)
+    sim.create_topic(COPIES.topic, queues=0, brokers=[COPIES.broker_name])
+
+    with pytest.raises(TargetQueueAway, match="replay with a new record") as raised:
+        sales()
+    assert sales("new", startingOffsets=raised.value.starting_offsets).written == 4
+    sell(sim, 1)
+    assert sales("new", startingOffsets=raised.value.starting_offsets).written == 1
+    assert ends(sim) == (6, 5)
+
+
+def test_an_unfinished_step_at_a_broker_that_is_away_is_not_sent_elsewhere(
+    sim: SimCluster, sales: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """H3: what it has stored cannot be looked up, and the error says how to go on."""
+    sell(sim, 3)
+    sales()
+    sell(sim, 4)
+    with monkeypatch.context() as patched:
+        patched.setattr(ReplayRecord, "finish", Mock(side_effect=KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            sales()
+    sim.stop_broker("broker-b")
+    pause = Mock()
+    monkeypatch.setattr(f"{replay.__name__}.time", SimpleNamespace(sleep=pause, monotonic=time.monotonic))
+
+    with pytest.raises(TargetQueueAway, match="Start the broker's master") as raised:
+        sales()
+    assert raised.value.starting_offsets == '{"sales": {"broker-b": {"0": 3}}}'
+    assert sim.bounds(ELSEWHERE).max_offset == 0
+    assert not pause.called, "it waited although it could not look"
+    sim.start_broker("broker-b")
+    assert (sales().written, ends(sim)) == (0, (7, 0))
+
+
+def test_a_first_run_without_the_namesake_warns_and_later_runs_stay_where_it_went(
+    sim: SimCluster, sales: Run, caplog: pytest.LogCaptureFixture
+) -> None:
+    """H3, G2: nothing is out of order yet."""
+    sell(sim, 6)
+    sim.stop_broker("broker-b")
+
+    with caplog.at_level(logging.WARNING, replay.logger.name):
+        sales()
+    assert "cannot be written to now" in caplog.text
+    caplog.clear()
+    sim.start_broker("broker-b")
+    sell(sim, 4)
+    sales()
+    assert "cannot be written to now" not in caplog.text
+    assert ends(sim) == (0, 10)

@@ -8,15 +8,16 @@ part of a range is always its beginning, up to the highest source offset that th
 
 from __future__ import annotations
 
+import json
 import logging
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import zip_longest
 from typing import Final
 
 from pyspark_rocketmq.consume.generations import shows_another_log
-from pyspark_rocketmq.errors import DataLoss, LocalProtocolError, OptionError, RocketMQError
+from pyspark_rocketmq.errors import DataLoss, LocalProtocolError, OptionError, RocketMQError, TargetQueueAway
 from pyspark_rocketmq.model import OF_ONE_DELIVERY, Message, MessageQueue, QueueBounds, QueueRange
 from pyspark_rocketmq.stored_values import LastMessage
 from pyspark_rocketmq.wire.properties import UNIQ_KEY, encode_properties
@@ -256,11 +257,69 @@ def steps_of(ranges: Sequence[QueueRange], most: int) -> list[list[QueueRange]]:
 def target_queue(source: MessageQueue, targets: Sequence[MessageQueue]) -> MessageQueue:
     """Return the one target queue for all messages of ``source``, so that they keep their order.
 
-    It is the queue of the same broker and id, otherwise one chosen by hash. Every run chooses the same queue
-    as long as the target topic has the same queues.
+    It is the queue of the same broker and id, otherwise one chosen by hash. The choice depends on the queues
+    that the target topic has now, so it counts only for the first messages: see :func:`recorded_targets`.
     """
     for target in targets:
         if (target.broker_name, target.queue_id) == (source.broker_name, source.queue_id):
             return target
     ordered = sorted(targets)
     return ordered[select_by_hash(f"{source.broker_name}/{source.queue_id}", len(ordered))]
+
+
+def recorded_targets(recorded: Iterable[Sending]) -> dict[MessageQueue, MessageQueue]:
+    """Return the target queue of the newest messages that were sent from each source queue.
+
+    The next messages must go there, too. In another queue they could overtake messages of their sharding key,
+    for example if the target's queues are others now only because a broker has no master.
+
+    Ranges of which no message was sent do not count. Their target queues may never have existed, since
+    brokers create a topic when they get its first message.
+
+    Args:
+        recorded: Recorded ranges, oldest first.
+    """
+    return {one.source.queue: one.target for one in recorded if one.sent != 0}
+
+
+def check_recorded_targets(
+    planned: Sequence[QueueRange], recorded: Sequence[Sending], writable: Collection[MessageQueue]
+) -> None:
+    """Check that messages which are left to send can go to the queues that got the messages before them.
+
+    Args:
+        planned: Ranges of the run, including those that are recorded.
+        recorded: Recorded ranges, oldest first.
+        writable: Queues of the target that can be written to now.
+
+    Raises:
+        TargetQueueAway: If such a queue cannot be written to now.
+    """
+    targets = recorded_targets(recorded)
+    for part in without(planned, (one.source for one in recorded)):
+        target = targets.get(part.queue)
+        if target is not None and target not in writable:
+            raise away_error(part.queue, target, planned, recorded)
+
+
+def away_error(
+    source: MessageQueue,
+    target: MessageQueue,
+    planned: Iterable[QueueRange],
+    recorded: Sequence[Sending],
+) -> TargetQueueAway:
+    """Return the error that the replay of ``source`` cannot go on in ``target``.
+
+    Its starting offsets are, of each recorded queue, the first offset that the record lacks. If ranges behind
+    a gap are recorded, a new record begins at the gap: messages may come twice, but none is left out.
+    """
+    starts: dict[MessageQueue, int] = {}
+    for one in recorded:
+        starts[one.source.queue] = max(starts.get(one.source.queue, 0), one.source.end)
+    for part in reversed(without(planned, (one.source for one in recorded))):
+        if part.queue in starts:
+            starts[part.queue] = part.start
+    tree: dict[str, dict[str, dict[str, int]]] = {}
+    for queue, start in sorted(starts.items()):
+        tree.setdefault(queue.topic, {}).setdefault(queue.broker_name, {})[str(queue.queue_id)] = start
+    return TargetQueueAway(str(source), str(target), json.dumps(tree) if tree else "")

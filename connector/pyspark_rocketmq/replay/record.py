@@ -5,7 +5,8 @@ before anything is sent, with the end of the target queue; the second after ever
 second row is missing, a later run finds the stored part in the target (:mod:`pyspark_rocketmq.replay.ranges`)
 and writes the row. Both rows have the last message of the range, by which a later run notices that the source
 queue has another log. The second row has the number of messages that were sent, by which a later run notices
-that the target queue has another log.
+that the target queue has another log. A later run also goes on in the recorded target queues, so that
+messages keep their order.
 """
 
 from __future__ import annotations
@@ -84,7 +85,7 @@ class ReplayRecord:
         self._expression_of = expression_of
 
     def done(self) -> list[Sending]:
-        """Return the ranges that were replayed.
+        """Return the ranges that were replayed, in the order in which they were recorded.
 
         Raises:
             RocketMQError: If the table cannot be read.
@@ -176,11 +177,13 @@ class ReplayRecord:
             ) from error
 
     def _rows(self) -> list[tuple[str, Sending]]:
-        """Return state and range of each row of this target and these subscriptions."""
+        """Return state and range of each row of this target and these subscriptions, oldest first."""
         found = []
-        for target, expression, topic, broker, queue_id, start, end, state, run, *more in self._table():
+        # Each row ends with the time at which it was written. The table returns its rows in any order.
+        in_order = sorted(self._table(), key=lambda row: row[-1])
+        for target, expression, topic, broker, queue_id, start, end, state, run, *more in in_order:
             if target == self._target and expression == self._expression_of(topic):
-                to_broker, to_queue_id, at, *last, sent = more
+                to_broker, to_queue_id, at, *last, sent, _ = more
                 sending = Sending(
                     run=run,
                     source=QueueRange.between(MessageQueue(topic, broker, queue_id), start, end),
@@ -193,7 +196,7 @@ class ReplayRecord:
         return found
 
     def _table(self) -> list[tuple[Any, ...]]:
-        """Return the rows of the whole table, without their last column."""
+        """Return the rows of the whole table, in any order."""
         try:
             self._storage.renew()
             if not DeltaTable.is_deltatable(self._path, self._storage.values_for(self._path)):
@@ -201,7 +204,7 @@ class ReplayRecord:
             table = open_table(self._path, self._storage)
             has = {field.name for field in table.schema().fields}
             names = ", ".join(
-                f'NULL AS "{name}"' if name in _ADDED - has else f'"{name}"' for name in _SCHEMA.names[:-1]
+                f'NULL AS "{name}"' if name in _ADDED - has else f'"{name}"' for name in _SCHEMA.names
             )
             chosen = f"SELECT {names} FROM t"  # noqa: S608 - our own names
             rows = pa.table(QueryBuilder().register("t", table).execute(chosen))

@@ -25,11 +25,27 @@ from pyspark_rocketmq.consume.planning import split_ranges
 from pyspark_rocketmq.delta.paths import TableName
 from pyspark_rocketmq.delta.storage_options import StorageOptions
 from pyspark_rocketmq.display import masked, peer_text
-from pyspark_rocketmq.errors import DataLoss, OptionError, RocketMQError, SchemaError, TransportError
+from pyspark_rocketmq.errors import (
+    ConnectFailed,
+    DataLoss,
+    OptionError,
+    RocketMQError,
+    SchemaError,
+    TransportError,
+)
 from pyspark_rocketmq.model import POSITION_COLUMNS, MessageQueue, QueueRange
 from pyspark_rocketmq.options.parsers import MAX_TOPIC_LENGTH, resource_name
 from pyspark_rocketmq.options.read import ReadOptions
-from pyspark_rocketmq.replay.ranges import Sending, check_same_log, last_of, steps_of, without
+from pyspark_rocketmq.replay.ranges import (
+    Sending,
+    away_error,
+    check_recorded_targets,
+    check_same_log,
+    last_of,
+    recorded_targets,
+    steps_of,
+    without,
+)
 from pyspark_rocketmq.replay.record import ReplayRecord
 from pyspark_rocketmq.replay.target import TargetTopic, master_bounds, read_tail
 from pyspark_rocketmq.replay.tasks import (
@@ -168,9 +184,9 @@ class Replay:
     def to_topic(self, topic: str, record: str, on_step: OnStep | None = None) -> ReplaySummary:
         """Send the messages to ``topic``, with their bodies, properties and flags.
 
-        The messages of each source queue go to one target queue, in their order. Properties that brokers
-        wrote about the first delivery (delays, transactions …) are left out; ``REPLAYED_FROM`` and
-        ``REPLAYED_BY`` are added.
+        The messages of each source queue go to one target queue, in their order; later runs with the same
+        record go on in that queue. Properties that brokers wrote about the first delivery (delays,
+        transactions …) are left out; ``REPLAYED_FROM`` and ``REPLAYED_BY`` are added.
 
         Args:
             topic: Must exist, unless its brokers create topics; must not be one of those that are read.
@@ -185,6 +201,7 @@ class Replay:
             StorageNotShared: If ``record`` is a folder that other machines lack.
             DataLoss: If an earlier run ended within a step and the target no longer shows what it had sent.
                 Also if a queue has another log than the recorded one, because its topic was created again.
+            TargetQueueAway: If the queue that got a source queue's messages cannot be written to now.
             RocketMQError: If the session is one of Spark Connect, or if messages cannot be read or sent. A
                 later run does not send the stored part of the current step again.
         """
@@ -218,14 +235,19 @@ class Replay:
             storage=StorageOptions.parse(options.storage_secrets),
         )
         check_shared(self._spark, {"record": record})
-        self._finish_interrupted(recorded, targets)
+        planned = [one.planned for _, one in sorted(partitions.items())]
+        self._finish_interrupted(recorded, targets, planned)
         done = recorded.done()
         _check_logs(partitions, done)
+        check_recorded_targets(planned, done, targets.queues)
         _check_targets(targets, done)
+        chosen = recorded_targets(done)
+        left_out = [one.source for one in done]
+        _warn_of_closed(targets, {part.queue for part in without(planned, left_out)} - chosen.keys())
         run = uuid.uuid4().hex
 
         def write(parts: list[QueuePartition]) -> int:
-            sendings = _with_last(targets.sendings(run, [part.planned for part in parts]), parts)
+            sendings = _with_last(targets.sendings(run, [part.planned for part in parts], chosen), parts)
             recorded.begin(sendings)
             resendings = [
                 Resending(partition=part, sending=sending, target=targets.partition(sending.target))
@@ -242,17 +264,29 @@ class Replay:
             recorded.finish([replace(one, sent=sent.get(task)) for task, one in enumerate(sendings)])
             return sum(sent.values())
 
-        left_out = [one.source for one in done]
         return self._run(partitions, write, on_step, in_order=True, done=left_out)
 
-    def _finish_interrupted(self, recorded: ReplayRecord, targets: TargetTopic) -> None:
-        """Find in the target topic which part of an interrupted step is stored, and record it as replayed."""
+    def _finish_interrupted(
+        self, recorded: ReplayRecord, targets: TargetTopic, planned: Iterable[QueueRange]
+    ) -> None:
+        """Find in the target topic which part of an interrupted step is stored, and record it as replayed.
+
+        Raises:
+            TargetQueueAway: If a target queue cannot be read, because its broker has no master.
+            RocketMQError: If the record or a target queue cannot be read.
+        """
         unfinished = recorded.unfinished()
         if not unfinished:
             return
         logger.warning(
             "searching the target for messages that an unfinished step sent ranges=%d", len(unfinished)
         )
+        places: dict[MessageQueue, QueuePartition] = {}
+        for one in unfinished:
+            try:
+                places[one.target] = targets.partition(one.target)
+            except ConnectFailed as error:
+                raise away_error(one.source.queue, one.target, planned, recorded.done()) from error
         # Wait: a task of the failed run may still send for a moment, and its last request may be on its way.
         time.sleep(_TASKS_END_S + self._options.request_timeout_ms / 1000)
         by_target: dict[MessageQueue, list[Sending]] = {}
@@ -261,7 +295,7 @@ class Replay:
         ended: list[Sending] = []
         for target, sendings in by_target.items():
             begin = min(sending.target_offset for sending in sendings)
-            bounds, highest = read_tail(targets.partition(target), sendings, begin)
+            bounds, highest = read_tail(places[target], sendings, begin)
             for sending, offset in zip(sendings, highest, strict=True):
                 fails = self._options.fail_on_data_loss
                 until = sending.stored_until(offset, bounds, fail_on_data_loss=fails)
@@ -382,7 +416,8 @@ def _check_logs(partitions: Mapping[MessageQueue, QueuePartition], done: Iterabl
 def _check_targets(targets: TargetTopic, done: Iterable[Sending]) -> None:
     """Check that the target's queues may still have the messages that are recorded as stored in them.
 
-    Queues that the target no longer has, or whose broker is away, are passed over.
+    Queues that cannot be written to now are passed over: ``check_recorded_targets`` has found that nothing
+    will be sent to them.
 
     Raises:
         DataLoss: If a queue ends before its recorded messages do.
@@ -397,6 +432,22 @@ def _check_targets(targets: TargetTopic, done: Iterable[Sending]) -> None:
         bounds = master_bounds(targets.partition(target))
         for one in sendings:
             one.check_target(bounds)
+
+
+def _warn_of_closed(targets: TargetTopic, sources: Collection[MessageQueue]) -> None:
+    """Warn if target queues cannot be written to now that would else get the messages of ``sources``.
+
+    ``sources`` are queues without a recorded target queue. Their messages keep their order in any queue, so
+    the run goes on.
+    """
+    closed = {(queue.broker_name, queue.queue_id) for queue in targets.closed()} if sources else set()
+    if elsewhere := sorted(queue for queue in sources if (queue.broker_name, queue.queue_id) in closed):
+        logger.warning(
+            "queues of the target cannot be written to now: their brokers have no master, or the topic is "
+            "read-only there. So the messages of these source queues go to other queues, also in later runs "
+            "with this record: %s",
+            "; ".join(map(str, elsewhere)),
+        )
 
 
 def _with_last(sendings: Sequence[Sending], parts: Iterable[QueuePartition]) -> list[Sending]:

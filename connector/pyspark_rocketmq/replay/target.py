@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
+from types import MappingProxyType
 from typing import NamedTuple
 
 from pyspark_rocketmq.client.cluster import Cluster, PatientLookup
@@ -112,8 +113,23 @@ class TargetTopic:
 
     @property
     def queues(self) -> Collection[MessageQueue]:
-        """The topic's queues."""
+        """The topic's queues that could be written to when it was looked up."""
         return self._queues
+
+    def closed(self) -> set[MessageQueue]:
+        """Return the topic's queues that cannot be written to: read-only, or at a broker without a master.
+
+        Brokers of which no member is registered at the name server are not known.
+
+        Raises:
+            RocketMQError: If the route is not available.
+        """
+        known = {
+            MessageQueue(self._topic, data.broker_name, queue_id)
+            for data in self.route().queues
+            for queue_id in range(data.write_queue_nums)
+        }
+        return known.difference(self._queues)
 
     def route(self) -> TopicRoute:
         """Return the topic's route for the tasks, whose name server may not have it just after a restart.
@@ -123,13 +139,22 @@ class TargetTopic:
         """
         return self._producer.route(self._topic)
 
-    def sendings(self, run: str, sources: Sequence[QueueRange]) -> list[Sending]:
+    def sendings(
+        self,
+        run: str,
+        sources: Sequence[QueueRange],
+        recorded: Mapping[MessageQueue, MessageQueue] = MappingProxyType({}),
+    ) -> list[Sending]:
         """Return for each source range the target queue that gets its messages, and the queue's current end.
+
+        ``recorded`` has the target queues that source queues have from earlier runs.
 
         Raises:
             RocketMQError: If a broker does not answer.
         """
-        targets = [target_queue(source.queue, self._queues) for source in sources]
+        targets = [
+            recorded.get(source.queue) or target_queue(source.queue, self._queues) for source in sources
+        ]
         ends = {target: self._brokers.max_offset(self._address(target), target) for target in set(targets)}
         return [
             Sending(run=run, source=source, target=target, target_offset=ends[target])
@@ -140,7 +165,8 @@ class TargetTopic:
         """Return the partition with which a task reads a queue of the topic, with an empty range.
 
         Raises:
-            RocketMQError: If no broker has the queue.
+            ConnectFailed: If no route names a master of the queue's broker.
+            RocketMQError: If the route is not available.
         """
         return QueuePartition(
             planned=QueueRange.between(target, 0, 0),
