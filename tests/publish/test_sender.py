@@ -9,7 +9,7 @@ from queue import Empty, SimpleQueue
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from pyspark_rocketmq.client.broker import OnSend
@@ -432,8 +432,8 @@ def test_a_broker_that_hangs_holds_up_only_what_it_was_given(sender: Sender, bro
 
     hung = [(number, queue) for number, queue in brokers.sends if queue.broker_name == "a"]
     brokers.script = stored_at
-    for _, queue in hung:
-        sender._outcomes.put((queue, RequestTimeout("h:1", "SEND", 5)))
+    for answer in brokers.answers:
+        answer(RequestTimeout("h:1", "SEND", 5))
     sender.finish()
 
     assert sorted(number for number, _ in brokers.stored) == list(range(50))
@@ -528,6 +528,90 @@ def test_two_brokers_that_are_gone_are_not_tried_for_ever(sender: Sender, broker
 
     assert {queue for _, queue in brokers.sends} == {A0, B0}
     assert len(brokers.sends) < 40
+
+
+@pytest.mark.parametrize(
+    ("outcome", "away_s", "is_available"),
+    [
+        (stored_at(A0), 20.0, True),
+        (RequestTimeout("a:1", "SEND", 3), 5.0, False),
+        (RequestTimeout("a:1", "SEND", 3), 20.0, True),
+    ],
+    ids=["an answer", "a failure just now", "a failure long ago"],
+)
+def test_a_broker_is_judged_by_when_its_answer_came(
+    brokers: Brokers, clock: FakeClock, outcome: SendResult | RocketMQError, away_s: float, is_available: bool
+) -> None:
+    """G4: not by when the task's next row came."""
+    faults = FaultTable(clock)
+    sender = sender_of(brokers, faults=faults)
+    brokers.script = lambda queue: None
+    sender.put(batch_of(0))
+    brokers.answers[0](outcome)
+
+    clock.advance(away_s)
+    sender.put(batch_of(1, B0))
+
+    assert faults.is_available("a") is is_available
+
+
+@given(
+    st.lists(
+        st.tuples(st.floats(0, 3), st.floats(0, 1000), st.sampled_from([A0, B0, "t"])),
+        min_size=1,
+        max_size=12,
+    ),
+    st.sampled_from([BUSY, RequestTimeout("h:1", "SEND", 3)]),
+)
+@example([(0.0, 125.0, B0)], BUSY)
+@example([(0.0, 125.0, "t"), (0.0, 0.0, "t")], BUSY)
+@example([(3.0, 5.0, A0), (0.0, 1000.0, A0)], BUSY)
+def test_a_batch_is_given_up_only_for_time_in_which_it_could_be_tried(
+    rounds: Sequence[tuple[float, float, Destination]], failure: RocketMQError
+) -> None:
+    """G3, G5: rows may come as slowly as they like, and the last one long before their end."""
+    brokers = Brokers(FakeClock())
+    sender = sender_of(brokers)
+    brokers.script = lambda queue: None
+    sender.put(batch_of(0, rounds[0][2]), (A0, B0))
+    for number, (answered_s, away_s, destination) in enumerate(rounds, 1):
+        brokers.clock.advance(answered_s)
+        under_way = list(brokers.answers)
+        brokers.answers.clear()
+        brokers.kept.clear()
+        for answer in under_way:
+            answer(failure)
+        brokers.clock.advance(away_s)
+        if number == len(rounds):
+            break
+        sender.put(batch_of(number, destination), (A0, B0))
+
+    brokers.script = stored_at
+    for stored in brokers.kept:
+        stored()
+    sender.finish()
+
+    assert sorted(number for number, _ in brokers.stored) == list(range(len(rounds)))
+
+
+@pytest.mark.parametrize("destination", [A0, "t"])
+@pytest.mark.parametrize("away_s", [1.0, 10.0, 1000.0])
+def test_a_broker_that_is_gone_is_given_up_though_rows_come_slowly(
+    brokers: Brokers, destination: Destination, away_s: float
+) -> None:
+    """G3, G5: the pauses between its attempts count."""
+    brokers.script = lambda queue: ConnectFailed("a:1", "refused")
+    sender = sender_of(brokers, {"max_in_flight_bytes": 10**6})
+
+    def send() -> None:
+        for number in range(1000):
+            sender.put(batch_of(number, destination), (A0,))
+            brokers.clock.advance(away_s)
+
+    with pytest.raises(RowNotSent):
+        send()
+
+    assert [number for number, _ in brokers.sends].count(0) < 40
 
 
 @given(

@@ -1,8 +1,9 @@
 """Sends the batches of one task: one at a time to each queue, in order; retries for ``retryTimeoutMs``.
 
-The thread that puts batches in does all the work; the callbacks of sends only leave outcomes in
-``_outcomes``. A batch stays at the head of its queue's buffer until it is acknowledged, so no other batch
-overtakes it. If an answer is lost, the retry may store the batch twice, one copy right after the other.
+The thread that puts batches in does all the work; the callbacks of sends only note how long brokers took, and
+leave outcomes in ``_outcomes``. A batch stays at the head of its queue's buffer until it is acknowledged, so
+no other batch overtakes it. If an answer is lost, the retry may store the batch twice, one copy right after
+the other.
 
 Rule 1: a batch with its own queue is tried only on that queue. Any other batch moves to another broker's
 queue after a failure, after a refusal that another broker might not give, and from a queue that its topic no
@@ -12,7 +13,10 @@ Rule 2: a batch that may go anywhere waits for an idle queue, so that it never w
 hang: a broker that does not answer delays only its own batches.
 Rule 3: a batch that its broker refuses for its size is sent again in two halves, one after the other, down to
 single messages: only the broker knows its limit (``maxMessageSize``).
-Rule 4: when ``finish`` returns, every batch is acknowledged. When a method raises an error, any other batch
+Rule 4: between two calls, for example while the caller waits for rows, no attempt can begin. Such time does
+not count for a batch's ``retryTimeoutMs``; attempts under way and pauses do. So a batch has its attempts
+however slowly rows come, and a broker that is gone is given up after as many.
+Rule 5: when ``finish`` returns, every batch is acknowledged. When a method raises an error, any other batch
 that is not acknowledged may or may not be stored.
 """
 
@@ -29,7 +33,7 @@ from typing import Final
 
 from pyspark_rocketmq.client.broker import OnSend
 from pyspark_rocketmq.client.producer.attempts import FaultTable, SendOutcome, next_outcome, round_robin_queue
-from pyspark_rocketmq.clock import Clock, Deadline
+from pyspark_rocketmq.clock import Clock
 from pyspark_rocketmq.consume.not_now import is_sent_again
 from pyspark_rocketmq.errors import (
     BrokerError,
@@ -73,10 +77,8 @@ class _Sending:
 
     batch: SendBatch
     failures: int = 0
-    deadline: Deadline | None = None
-    """Time after which the batch is not tried again; None before its first attempt."""
-    begun_s: float = 0.0
-    """Monotonic second at which its last attempt began."""
+    until_s: float | None = None
+    """Monotonic second after which the batch is not tried again; None before its first attempt."""
     due_s: float = 0.0
     """Monotonic second at which its next attempt may begin."""
     choices: Sequence[MessageQueue] = ()
@@ -95,6 +97,16 @@ class _QueueBuffer:
 
     waiting: deque[_Sending] = field(default_factory=deque)
     is_under_way: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class _Outcome:
+    """The outcome of an attempt at a queue."""
+
+    queue: MessageQueue
+    value: SendResult | RocketMQError
+    came_s: float
+    """Monotonic second at which it came, perhaps long before the sender takes it in."""
 
 
 class Sender:
@@ -131,7 +143,7 @@ class Sender:
         self._instead_of = instead_of
         self._too_large = too_large
         self._buffers: dict[MessageQueue, _QueueBuffer] = {}
-        self._outcomes: SimpleQueue[tuple[MessageQueue, SendResult | RocketMQError]] = SimpleQueue()
+        self._outcomes: SimpleQueue[_Outcome] = SimpleQueue()
         self._bytes = 0
         self._turn = 0
         self._moved: list[_Sending] = []
@@ -142,6 +154,8 @@ class Sender:
         """Batches that wait for any idle queue, in order, by topic."""
         self._look_again_s: dict[str, float] = {}
         """Monotonic second before which a topic's queues are not looked up again, by topic."""
+        self._left_s = clock.monotonic_s()
+        """Monotonic second at which the last call of :meth:`put` ended."""
         self.messages = 0
         """Number of acknowledged messages."""
 
@@ -154,6 +168,7 @@ class Sender:
         Raises:
             RowNotSent: If this or another batch could not be sent.
         """
+        self._come_back()
         self._bytes += batch.size
         if isinstance(batch.destination, str):
             waiting = self._unplaced.setdefault(batch.destination, deque())
@@ -161,6 +176,7 @@ class Sender:
         else:
             self._append(batch.destination, _Sending(batch))
         self._settle()
+        self._left_s = self._clock.monotonic_s()
 
     def finish(self) -> None:
         """Wait until every batch is acknowledged.
@@ -168,17 +184,34 @@ class Sender:
         Raises:
             RowNotSent: If a batch could not be sent.
         """
+        self._come_back()
+        self._settle()
         while self._buffers or self._moved:
             self._wait()
         assert not self._unplaced
 
+    def _come_back(self) -> None:
+        """Take in what has come while the caller was away, and add this time to what batches have left.
+
+        Only time counts as away in which a batch might have been tried: it was not under way, nor in a pause.
+        """
+        self._take_in_all()
+        now_s = self._clock.monotonic_s()
+        idle = [buffer.waiting[0] for buffer in self._buffers.values() if not buffer.is_under_way]
+        for sending in (*idle, *self._moved):
+            if sending.until_s is not None:
+                sending.until_s += max(0.0, now_s - max(self._left_s, sending.due_s))
+
     def _settle(self) -> None:
-        while not self._outcomes.empty():
-            self._take_in(*self._outcomes.get())
+        self._take_in_all()
         self._begin_due()
         self._place()
         while self._bytes > self._max_bytes:
             self._wait()
+
+    def _take_in_all(self) -> None:
+        while not self._outcomes.empty():
+            self._take_in(self._outcomes.get())
 
     def _place(self) -> None:
         """Assign batches to idle queues, first those that failed elsewhere."""
@@ -214,11 +247,19 @@ class Sender:
         head = buffer.waiting[0]
         if buffer.is_under_way or head.due_s > self._clock.monotonic_s():
             return
-        if head.deadline is None:
-            head.deadline = Deadline.after(self._clock, self._retry_timeout_s)
         buffer.is_under_way = True
-        head.begun_s = self._clock.monotonic_s()
-        self._begin(head.batch, queue, lambda outcome: self._outcomes.put((queue, outcome)))
+        begun_s = self._clock.monotonic_s()
+        if head.until_s is None:
+            head.until_s = begun_s + self._retry_timeout_s
+        self._begin(head.batch, queue, lambda outcome: self._ended(queue, begun_s, outcome))
+
+    def _ended(self, queue: MessageQueue, begun_s: float, outcome: SendResult | RocketMQError) -> None:
+        """Leave the outcome of an attempt that began at ``begun_s``. Runs on the thread of the callback."""
+        came_s = self._clock.monotonic_s()
+        if self._faults is not None:
+            kind = SendOutcome.ANSWERED if isinstance(outcome, SendResult) else SendOutcome.of(outcome)
+            self._faults.note(queue.broker_name, (came_s - begun_s) * 1000, kind)
+        self._outcomes.put(_Outcome(queue, outcome, came_s))
 
     def _begin_due(self) -> None:
         for queue, buffer in list(self._buffers.items()):
@@ -231,20 +272,19 @@ class Sender:
         dues += [one.due_s for one in self._moved if one.due_s > self._placed_s]
         if dues:
             with suppress(Empty):
-                self._take_in(*self._outcomes.get(timeout=max(0.0, min(dues) - self._clock.monotonic_s())))
+                self._take_in(self._outcomes.get(timeout=max(0.0, min(dues) - self._clock.monotonic_s())))
         else:
-            self._take_in(*next_outcome(self._outcomes, self._send_timeout_s))
+            self._take_in(next_outcome(self._outcomes, self._send_timeout_s))
         self._begin_due()
         self._place()
 
-    def _take_in(self, queue: MessageQueue, outcome: SendResult | RocketMQError) -> None:
+    def _take_in(self, ended: _Outcome) -> None:
+        queue, outcome = ended.queue, ended.value
         buffer = self._buffers[queue]
         buffer.is_under_way = False
         head = buffer.waiting[0]
-        if self._faults is not None:
-            took_ms = (self._clock.monotonic_s() - head.begun_s) * 1000
-            kind = SendOutcome.ANSWERED if isinstance(outcome, SendResult) else SendOutcome.of(outcome)
-            self._faults.note(queue.broker_name, took_ms, kind)
+        # Unless it is put off, the batch may be tried again from then on.
+        head.due_s = ended.came_s
         if isinstance(outcome, SendResult):
             self._check_status(head.batch, queue, outcome)
             self.messages += head.batch.count
@@ -289,12 +329,12 @@ class Sender:
         if head.choices and (queue not in head.choices or self._goes_elsewhere(head, queue, error)):
             return
         pause_s = UNTIL_DEADLINE.pause_s(head.failures)
-        assert head.deadline is not None
-        if not self._is_tried_again(head, error) or pause_s >= head.deadline.remaining_s():
+        # Pause even if the topic has moved: name servers may contradict each other.
+        head.due_s += pause_s
+        assert head.until_s is not None
+        if not self._is_tried_again(head, error) or head.due_s >= head.until_s:
             is_stored = None if isinstance(error, TransportError | RemoteProtocolError) else False
             raise RowNotSent(head.batch.shown(), str(error), is_stored=is_stored) from error
-        # Pause even if the topic has moved: name servers may contradict each other.
-        head.due_s = self._clock.monotonic_s() + pause_s
         if self._has_moved(head, queue, error, pause_s):
             return
         logger.warning("send failed, trying again %s attempt=%d: %s", queue, head.failures + 1, error)
