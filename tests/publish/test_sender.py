@@ -334,6 +334,47 @@ def test_a_broker_that_refused_for_a_moment_is_tried_again_when_all_have(
     assert [queue.broker_name for _, queue in brokers.stored] == [other]
 
 
+@pytest.mark.parametrize("refusals", [1, 3])
+@pytest.mark.parametrize("has_faults", [False, True])
+@pytest.mark.parametrize("queues", [(A0, B0), (B0, A0), (A0, B0, C0), (C0, B0, A0)])
+@pytest.mark.parametrize(
+    "failure",
+    [ConnectFailed("b:1", "refused"), RequestTimeout("b:1", "SEND", 3), BUSY],
+    ids=["away", "silent", "busy"],
+)
+def test_a_broker_that_refused_for_a_moment_is_tried_again_while_the_others_are_away(
+    brokers: Brokers,
+    refusals: int,
+    has_faults: bool,
+    queues: tuple[MessageQueue, ...],
+    failure: RocketMQError,
+) -> None:
+    """G3: after a pause only the last broker is avoided."""
+    answers = [BrokerError(1, "create mapped file failed")] * refusals
+    brokers.script = lambda queue: (
+        failure if queue.broker_name != "a" else answers.pop() if answers else stored_at(queue)
+    )
+    sender = sender_of(brokers, faults=FaultTable(brokers.clock) if has_faults else None)
+
+    sender.put(batch_of(0, "t"), queues)
+    sender.finish()
+
+    assert brokers.stored == [(0, A0)]
+    assert brokers.clock.monotonic_s() < 60
+
+
+def test_a_broker_that_refuses_is_given_up_with_one_that_is_gone(sender: Sender, brokers: Brokers) -> None:
+    """G3: to ask it again takes no more time."""
+    brokers.script = lambda queue: (
+        BrokerError(1, "no") if queue.broker_name == "a" else ConnectFailed("b:1", "refused")
+    )
+
+    with pytest.raises(RowNotSent):
+        send_all(sender, batch_of(0, "t"))
+
+    assert brokers.clock.monotonic_s() < 130
+
+
 def test_messages_for_a_removed_queue_go_to_the_existing_queues(brokers: Brokers) -> None:
     """G3: also what waits; a batch of a queue of its own goes nowhere else,
     and a queue that is there refuses for another reason.

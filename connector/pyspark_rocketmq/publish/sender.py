@@ -7,8 +7,8 @@ the other.
 
 Rule 1: a batch with its own queue is tried only on that queue. Any other batch moves to another broker's
 queue after a failure, after a refusal that another broker might not give, and from a queue that its topic no
-longer has; the topic may have moved to other brokers. When each broker has refused the batch, any of them may
-be tried again. See rows G3 and G5 of ``docs/semantics.md``.
+longer has; the topic may have moved to other brokers. After a pause, brokers that refused the batch may be
+tried again: the others may be away for long. See rows G3 and G5 of ``docs/semantics.md``.
 Rule 2: a batch that may go anywhere waits for an idle queue, so that it never waits for a request that may
 hang: a broker that does not answer delays only its own batches.
 Rule 3: a batch that its broker refuses for its size is sent again in two halves, one after the other, down to
@@ -84,7 +84,7 @@ class _Sending:
     choices: Sequence[MessageQueue] = ()
     """Queues to which the batch may go; empty if it has its own queue."""
     refused_by: frozenset[str] = frozenset()
-    """Brokers that refused the batch; it avoids their queues until no other broker is left."""
+    """Brokers that refused the batch since its last pause; it avoids their queues."""
     left_by: frozenset[str] = frozenset()
     """Brokers that could not be reached, or no longer had the topic, since the choices were looked up."""
     failed_broker: str | None = None
@@ -338,8 +338,7 @@ class Sender:
         if self._has_moved(head, queue, error, pause_s):
             return
         logger.warning("send failed, trying again %s attempt=%d: %s", queue, head.failures + 1, error)
-        if not error.retryable:
-            head.refused_by = frozenset()
+        head.refused_by = frozenset()
 
     def _goes_elsewhere(self, head: _Sending, queue: MessageQueue, error: RocketMQError) -> bool:
         """Return whether a refused batch goes to another broker's queue, or its topic has lost this queue."""
