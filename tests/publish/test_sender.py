@@ -16,15 +16,18 @@ from pyspark_rocketmq.client.broker import OnSend
 from pyspark_rocketmq.client.producer.attempts import FaultTable
 from pyspark_rocketmq.errors import (
     BrokerError,
+    ChannelClosed,
     ConnectFailed,
     MessageRefused,
     NoPermission,
+    RemoteProtocolError,
     RequestTimeout,
     RocketMQError,
     RowNotSent,
     SystemBusy,
     TopicAway,
     TransportError,
+    WrongBroker,
     WrongMessageType,
 )
 from pyspark_rocketmq.model import MessageQueue, SendStatus
@@ -530,6 +533,73 @@ def test_a_message_that_is_not_stored_as_required_fails(
 
     with pytest.raises(RowNotSent, match=said):
         send_all(sender, batch_of(0))
+
+
+SILENT = RequestTimeout("a:1", "SEND", 3)
+GARBLED = RemoteProtocolError("no frame of RocketMQ")
+AWAY = ConnectFailed("a:1", "refused")
+OTHER_BROKER = WrongBroker("a:1", "it is b, and a was expected there")
+FORBIDDEN = NoPermission(16, "sending is forbidden")
+
+
+@pytest.mark.parametrize(
+    ("errors", "is_stored"),
+    [
+        ([SILENT, FORBIDDEN], None),
+        ([SILENT, BUSY, AWAY, FORBIDDEN], None),
+        ([ChannelClosed("a:1", "cut"), AWAY], None),
+        ([GARBLED], None),
+        ([SILENT], None),
+        ([FORBIDDEN], False),
+        ([AWAY, BUSY], False),
+        ([AWAY], False),
+        ([OTHER_BROKER], False),
+    ],
+    ids=lambda each: (
+        "-".join(type(error).__name__ for error in each) if isinstance(each, list) else str(each)
+    ),
+)
+@pytest.mark.parametrize("destination", [A0, "t"])
+def test_an_error_says_whether_any_attempt_may_have_stored_the_rows(
+    sender: Sender,
+    brokers: Brokers,
+    errors: Sequence[RocketMQError],
+    is_stored: bool | None,
+    destination: Destination,
+) -> None:
+    """G5: not only the last one."""
+    left = deque(errors)
+    brokers.script = lambda queue: left.popleft() if len(left) > 1 else left[0]
+
+    with pytest.raises(RowNotSent) as caught:
+        send_all(sender, batch_of(0, destination))
+
+    assert caught.value.is_stored is is_stored
+
+
+def test_a_half_of_a_batch_may_be_stored_if_the_whole_may_be() -> None:
+    """G1: one broker did not answer, and the other one takes less at a time."""
+    builder = BatchBuilder(OPTIONS)
+    rows = [SinkRow(n, "t", b"x", b"", None, None, None, None) for n in range(2)]
+    [batch] = [each for row in rows for each in builder.add(row, "t")] + list(builder.rest())
+    errors: list[RocketMQError | None] = [
+        SILENT,
+        MessageRefused(13, ILLEGAL_SIZE),
+        None,
+        FORBIDDEN,
+        FORBIDDEN,
+    ]
+
+    def begin(sent: SendBatch, queue: MessageQueue, on_result: OnSend) -> None:
+        on_result(errors.pop(0) or stored_at(queue))
+
+    brokers = Brokers(FakeClock())
+    brokers.begin = begin  # type: ignore[method-assign]
+
+    with pytest.raises(RowNotSent, match="row 1 of the task") as caught:
+        send_all(sender_of(brokers), batch)
+
+    assert caught.value.is_stored is None
 
 
 def test_a_broker_may_store_less_durably_if_that_is_enough(brokers: Brokers) -> None:

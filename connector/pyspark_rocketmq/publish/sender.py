@@ -44,6 +44,7 @@ from pyspark_rocketmq.errors import (
     RowNotSent,
     TopicAway,
     TransportError,
+    WrongBroker,
     WrongMessageType,
 )
 from pyspark_rocketmq.model import MessageQueue, SendStatus
@@ -60,6 +61,8 @@ Begin = Callable[[SendBatch, MessageQueue, OnSend], None]
 
 _SIGNS_OF_A_MOVE: Final = (TopicAway, ConnectFailed)
 """Errors after which a topic may have left a broker: the broker, or its route, no longer has the topic."""
+_NEVER_SENT: Final = (ConnectFailed, WrongBroker)
+"""Errors of a connection after which it is certain that the request was not sent."""
 _TRIES_AT_FIRST_CONTACT = 3
 """Number of tries of a batch with an unspecific error, if the task has not sent any message yet."""
 _SIZE_EXCEEDED = "size exceeded"
@@ -89,6 +92,8 @@ class _Sending:
     """Brokers that could not be reached, or no longer had the topic, since the choices were looked up."""
     failed_broker: str | None = None
     """Broker at which the last attempt failed; the next one avoids it if possible."""
+    may_be_stored: bool = False
+    """Whether an attempt got no answer, so that its broker may have stored the batch."""
 
 
 @dataclass(slots=True)
@@ -291,6 +296,7 @@ class Sender:
             self._bytes -= head.batch.size
             self._leave(queue, buffer)
             return
+        head.may_be_stored |= _may_have_stored(outcome)
         if head.batch.count > 1 and is_too_large(outcome):
             self._split(head, queue, buffer, outcome)
             return
@@ -310,11 +316,12 @@ class Sender:
             refusal,
         )
         self._too_large(head.batch.size)
-        head.batch, second = head.batch.halves()
+        head.batch, half = head.batch.halves()
+        second = _Sending(half, choices=head.choices, may_be_stored=head.may_be_stored)
         if head.choices:
-            self._moved.append(_Sending(second, choices=head.choices))
+            self._moved.append(second)
         else:
-            buffer.waiting.insert(1, _Sending(second))
+            buffer.waiting.insert(1, second)
 
     def _leave(self, queue: MessageQueue, buffer: _QueueBuffer) -> None:
         buffer.waiting.popleft()
@@ -333,7 +340,7 @@ class Sender:
         head.due_s += pause_s
         assert head.until_s is not None
         if not self._is_tried_again(head, error) or head.due_s >= head.until_s:
-            is_stored = None if isinstance(error, TransportError | RemoteProtocolError) else False
+            is_stored = None if head.may_be_stored else False
             raise RowNotSent(head.batch.shown(), str(error), is_stored=is_stored) from error
         if self._has_moved(head, queue, error, pause_s):
             return
@@ -409,6 +416,12 @@ class Sender:
                 "Repair the broker, or set requireSendOk=false to accept such answers.",
                 is_stored=True,
             )
+
+
+def _may_have_stored(error: RocketMQError) -> bool:
+    """Return whether a broker may have stored the messages of a send that ended with ``error``."""
+    is_unheard = isinstance(error, TransportError | RemoteProtocolError)
+    return is_unheard and not isinstance(error, _NEVER_SENT)
 
 
 def is_too_large(error: RocketMQError) -> bool:

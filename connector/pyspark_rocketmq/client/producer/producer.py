@@ -298,8 +298,9 @@ class Producer(Closing):
 
         An attempt without an answer is repeated: with ``queue`` or ``sharding_key`` on the same queue,
         otherwise on another broker if there is one. A repeated message may be stored twice, both times with
-        the same UNIQ_KEY. A message that a broker refuses is not sent again. Two messages sent to one queue
-        by this method may be stored in either order.
+        the same UNIQ_KEY. A message that a broker refuses is not sent again. If the outcome is an error, an
+        earlier attempt that got no answer may have stored the message all the same. Two messages sent to one
+        queue by this method may be stored in either order.
 
         Raises:
             RocketMQError: If the message is too large, or has no queue or master to go to; then ``on_result``
