@@ -12,7 +12,6 @@ import pytest
 from pyspark_rocketmq.client.broker import BrokerClient
 from pyspark_rocketmq.errors import RowNotSent
 from pyspark_rocketmq.model import MessageQueue
-from pyspark_rocketmq.publish.rows import RowKeys
 from pyspark_rocketmq.wire.compression import COMPRESSION_TYPE_SHIFT, CompressionType
 from pyspark_rocketmq.wire.requests.send import select_by_hash
 from tests.both.support import ANSWER_S
@@ -74,7 +73,7 @@ def test_a_row_with_a_delay_level_is_given_out_later(
     assert (later.body, later.properties["DELAY"]) == (b"222", "1")
     assert later.store_timestamp - later.born_timestamp >= 1000
     assert later.sys_flag == CompressionType.LZ4 << COMPRESSION_TYPE_SHIFT
-    assert later.msg_id == RowKeys("write", 0, 0).of(2)
+    assert int(later.msg_id[-12:], 16) == 2
 
 
 @SIM_ONLY
@@ -144,4 +143,5 @@ def test_what_the_sink_sends_java_reads_in_order_and_with_an_id_each(
         by_key[message["keys"]].append(message["body"])
         assert message["tags"] == "红"
     assert by_key == expected
-    assert {m["msgId"] for m in shown} == {RowKeys("write", 0, 0).of(n) for n in range(300)}
+    assert {len(m["msgId"]) for m in shown} == {32}
+    assert sorted(int(m["msgId"][-12:], 16) for m in shown) == list(range(300))

@@ -359,20 +359,76 @@ def test_keys_and_tags_are_read_back_or_refused(keys: str | None, tags: str | No
     assert decode_properties(other.properties_data) == own | {"a": "1"}
 
 
-def test_row_keys_are_those_of_the_place_and_look_like_javas() -> None:
-    """H6, G2: 32 upper-case hexadecimal digits; write, batch, partition and row each make another one."""
+def test_row_keys_have_the_place_and_the_content_in_them_and_look_like_javas() -> None:
+    """H6, G2: 32 upper-case hexadecimal digits; write, batch, partition, row and content each make another
+    one.
+    """
     keys = {
-        RowKeys(write, batch, partition).of(number)
+        RowKeys(write, batch, partition).of(number, attributes, body)
         for write in ("a", "b")
         for batch in (0, 1)
         for partition in (0, 1)
         for number in (0, 1, 2**40)
+        for attributes in ("t", "u")
+        for body in (b"x", b"y")
     }
 
-    assert len(keys) == 24
+    assert len(keys) == 96
     assert {len(key) for key in keys} == {32}
     assert all(key == key.upper() and int(key, 16) for key in keys)
-    assert RowKeys("a", 1, 2).of(7) == RowKeys("a", 1, 2).of(7)
+    assert RowKeys("a", 1, 2).of(7, "3t", b"x") != RowKeys("a", 1, 23).of(7, "t", b"x")
+    # The same in every process and on every machine.
+    assert RowKeys("a", 1, 2).of(7, "t", b"x") == "1882A79E5322112C9453000000000007"
+
+
+def unique_key(place: int = 0, write: str = "write", **given: Any) -> str:
+    """Return the UNIQ_KEY of a row with these columns at this place."""
+    batch = pa.RecordBatch.from_pylist([{"body": "x", "topic": "t"} | given], schema=ALL)
+    reader = RowReader(
+        options=options(),
+        positions={name: at for at, name in enumerate(ALL.names)},
+        row_keys=RowKeys(write, 0, 0),
+    )
+    (found,) = reader.rows(batch, place)
+    return decode_properties(found.properties_data)["UNIQ_KEY"]
+
+
+def test_another_row_at_the_same_place_has_another_id() -> None:
+    """H6: a repeated batch or task may have another order; a reader that ignores known ids would lose rows."""
+    moment = datetime(2030, 1, 2, tzinfo=UTC)
+    others: list[dict[str, Any]] = [
+        {},
+        {"body": "y"},
+        {"topic": "u"},
+        {"keys": "k"},
+        {"tags": "k"},
+        {"shardingKey": "k"},
+        {"shardingKey": "None"},
+        {"brokerName": "k", "queueId": 1},
+        {"queueId": 1},
+        {"delayLevel": 1},
+        {"deliverTimestamp": moment},
+        {"properties": [("k", "1")]},
+        {"properties": [("k", "2")]},
+        {"properties": [("k", "1"), ("l", "1")]},
+        {"keys": "None"},
+        {"body": "kx"},
+        {"body": "x", "shardingKey": "kx"},
+    ]
+
+    assert len({unique_key(**row) for row in others}) == len(others)
+
+
+def test_an_equal_row_keeps_its_id_at_its_place_and_two_equal_rows_have_two() -> None:
+    """H6: properties are a map, which has no order, and those of one delivery are not sent."""
+    first, second = (
+        {"a": "1", "b": "2"},
+        {"b": "2", "none": None, "a": "1", "MIN_OFFSET": "7", "UNIQ_KEY": "u"},
+    )
+
+    assert unique_key(properties=[*first.items()]) == unique_key(properties=[*second.items()])
+    assert unique_key(keys="") == unique_key()
+    assert len({unique_key(place, write) for place in (0, 1) for write in ("a", "b")}) == 4
 
 
 # --- selector -----------------------------------------------------------------------------------------------

@@ -165,7 +165,11 @@ class SinkRow(NamedTuple):
 
 
 class RowKeys:
-    """The UNIQ_KEYs of a task's rows: the same for the same write, batch, partition and row.
+    """The UNIQ_KEYs of a task's rows: the same for an equal row at the same place.
+
+    The place is made of the write, the batch, the partition and the row's number. The row's content is in the
+    key, too: a batch or task that runs again may get its rows in another order. If the key were that of the
+    place, a row that was not sent yet would then get the key of one that was, and readers would ignore it.
 
     A key has 32 hexadecimal digits, as in Java: 20 of a hash, then 12 of the row's number. In Java, the first
     eight of these 12 are the time since the beginning of the month. Here they are almost zero, so ``mqadmin
@@ -173,12 +177,18 @@ class RowKeys:
     """
 
     def __init__(self, write_id: str, batch_id: int, partition_id: int) -> None:
-        name = f"{write_id}/{batch_id}/{partition_id}".encode()
-        self._prefix = hashlib.blake2b(name, digest_size=10).hexdigest().upper()
+        name = f"{write_id}/{batch_id}/{partition_id}\1".encode()
+        self._of_task = hashlib.blake2b(name, digest_size=10)
 
-    def of(self, number: int) -> str:
-        """Return the key of the task's row ``number``."""
-        return f"{self._prefix}{number:012X}"
+    def of(self, number: int, attributes: str, body: bytes) -> str:
+        """Return the key of the task's row ``number``; ``attributes`` describes all of the row but its body.
+
+        The hash of a row with a body of 100 bytes takes 1 to 2 µs, of one with 1 KiB 2.5 to 4 µs.
+        """
+        found = self._of_task.copy()
+        found.update(attributes.encode())
+        found.update(body)
+        return f"{found.hexdigest().upper()}{number:012X}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -206,17 +216,13 @@ class RowReader:
                 topic = _topic(name, namespace)
                 if not body or len(body) > most_bytes:
                     check_body(_required(body, BODY), f"topic {topic}", most_bytes)
+                own = _own_properties(given) if given else {}
+                unique_key = msg_id or self.row_keys.of(number, _attributes(values, own), body)
                 yield SinkRow(
                     number,
                     topic,
                     body,
-                    self._encode(
-                        given,
-                        keys,
-                        tags,
-                        msg_id or self.row_keys.of(number),
-                        sharding_key if has_groups else None,
-                    ),
+                    self._encode(own, keys, tags, unique_key, sharding_key if has_groups else None),
                     sharding_key,
                     queue_id,
                     broker,
@@ -244,19 +250,42 @@ class RowReader:
 
     def _encode(
         self,
-        given: Sequence[tuple[str, str | None]] | None,
+        own: Mapping[str, str],
         keys: str | None,
         tags: str | None,
         unique_key: str,
         message_group: ShardingKey | None,
     ) -> bytes:
-        if message_group is None and not given and not self.options.properties:
+        if message_group is None and not own and not self.options.properties:
             return _encode_usual(keys, tags, unique_key)
-        # A null means that the property is missing. An empty string is refused: readers would not receive it.
-        own = {name: text for name, text in given or () if text is not None and name not in OF_ONE_DELIVERY}
+        properties = {**dict(self.options.properties), **own}
         if message_group not in {None, ""}:
-            own[names.SHARDING_KEY] = str(message_group)
-        return _encode_all(dict(self.options.properties) | own, keys, tags, unique_key)
+            properties[names.SHARDING_KEY] = str(message_group)
+        return _encode_all(properties, keys, tags, unique_key)
+
+
+def _own_properties(given: Sequence[tuple[str, str | None]]) -> dict[str, str]:
+    """Return a row's properties as far as they are sent.
+
+    A null means that the property is missing. An empty string stays, and is refused later, since readers
+    would not receive it.
+    """
+    return {name: text for name, text in given if text is not None and name not in OF_ONE_DELIVERY}
+
+
+def _attributes(values: Sequence[Any], own: Mapping[str, str]) -> str:
+    """Return a text of a row that differs for rows that differ in any column but the body and ``msgId``.
+
+    ``values`` are the row's columns in the order of ``_TYPES``, and ``own`` its properties. U+0001 and U+0002
+    separate the parts: no name and no property has them. The sharding key may have them, so it is the last
+    one, and the body's length shows where it ends.
+    """
+    name, body, keys, tags, sharding_key, broker, queue_id, level, deliver_ms, _, _ = values
+    properties = "".join([f"{key}\1{text}\2" for key, text in sorted(own.items())]) if own else ""
+    return (
+        f"{name}\1{keys or ''}\1{tags or ''}\1{broker or ''}\1{queue_id}\1{level}\1{deliver_ms}\1"
+        f"{len(body)}\1{properties}\1{'' if sharding_key is None else sharding_key}"
+    )
 
 
 def _encode_usual(keys: str | None, tags: str | None, unique_key: str) -> bytes:

@@ -6,8 +6,9 @@ Spark: all rows of a key reach one task only if the DataFrame is arranged that w
 which is checked afterwards.
 
 Delivery. At least once: a task ends when all its messages are acknowledged, and a task, batch or query that
-runs again sends its rows again, under the same UNIQ_KEYs. A batch write that is started again keeps them only
-with option ``writeId``.
+runs again sends its rows again. A row that has the same content at the same place then has the same UNIQ_KEY,
+and another row at this place has another one. A batch write that is started again keeps the keys only with
+option ``writeId``.
 """
 
 from __future__ import annotations
