@@ -15,6 +15,7 @@ from pyspark.sql.datasource import WriterCommitMessage
 from broker_sim.bodies import encode_route
 from pyspark_rocketmq.client.pool import ConnectionSettings
 from pyspark_rocketmq.client.producer.attempts import FaultTable, SendOutcome
+from pyspark_rocketmq.clock import SystemClock
 from pyspark_rocketmq.errors import KeysOutOfOrder, RowNotSent, TopicNotFound, TransportError
 from pyspark_rocketmq.model import MessageQueue
 from pyspark_rocketmq.options.write import MOST_MESSAGE_BYTES, WriteOptions
@@ -52,6 +53,20 @@ def cluster() -> Iterator[ScriptedCluster]:
         route = scripted.route({"broker-a": 2, "broker-b": 2})
         scripted.routes = {TOPIC: route, f"shop%{TOPIC}": route}
         yield scripted
+
+
+class LateClock:
+    """The system's clock, set forward by a test."""
+
+    def __init__(self) -> None:
+        self._clock = SystemClock()
+        self.late_s = 0.0
+
+    def now_s(self) -> float:
+        return self._clock.now_s()
+
+    def monotonic_s(self) -> float:
+        return self._clock.monotonic_s() + self.late_s
 
 
 def send(cluster: ScriptedCluster, *bodies: bytes, **options: Any) -> int:
@@ -129,6 +144,42 @@ def test_all_tasks_of_a_write_go_by_what_the_driver_has_seen(cluster: ScriptedCl
     for key, queue in enumerate(chosen):
         bodies = [b"%d" % n for n in range(key, 40, 9)]
         assert [body for body in stored[0][queue.broker_name][queue.queue_id] if body in bodies] == bodies
+
+
+@pytest.mark.parametrize("column", ["shardingKey", "queueId"])
+def test_a_task_keeps_to_the_drivers_queues_however_late_its_first_row_comes(
+    cluster: ScriptedCluster, monkeypatch: pytest.MonkeyPatch, column: str
+) -> None:
+    """G5, G7: a route expires after 30 s; keys would then move while a broker restarts."""
+    clock = LateClock()
+    monkeypatch.setattr(writer, "SystemClock", lambda: clock)
+    options = write_options(nameServers=cluster.name_server.address, requestTimeoutMs="60000")
+    seen = seen_routes(options)
+    cluster.routes[TOPIC] = cluster.route({"broker-b": 2})
+
+    def rows() -> Iterator[pa.RecordBatch]:
+        for chosen in (range(4), range(4, 8)):
+            clock.late_s += 31.0
+            if column == "shardingKey":
+                yield pa.RecordBatch.from_pylist([{"body": b"%d" % n, column: str(n)} for n in chosen])
+            else:
+                yield pa.RecordBatch.from_pylist(
+                    [{"body": b"%d" % n, column: n % 2, "brokerName": "broker-a"} for n in chosen]
+                )
+
+    positions = {"body": 0, column: 1} | ({"brokerName": 2} if column == "queueId" else {})
+    send_rows(rows(), options, positions, RowKeys("w", 0, 0), seen)
+
+    stored = {
+        body: MessageQueue(TOPIC, name, number)
+        for name, broker in cluster.brokers.items()
+        for number, bodies in broker.stored.items()
+        for body in bodies
+    }
+    wanted = [
+        QUEUES[select_by_hash(str(n), 4)] if column == "shardingKey" else QUEUES[n % 2] for n in range(8)
+    ]
+    assert [stored[b"%d" % n] for n in range(8)] == wanted
 
 
 def test_a_write_sees_the_brokers_that_any_name_server_lists(cluster: ScriptedCluster) -> None:

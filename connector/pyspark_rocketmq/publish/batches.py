@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Final
 
 from pyspark_rocketmq.client.producer.attempts import select_message_queue_by_hash
@@ -176,16 +177,21 @@ class QueueSelector:
         queues_of: Callable[[str], Sequence[MessageQueue]],
         sampler: KeySampler | None = None,
         queues_now: Callable[[str], Sequence[MessageQueue]] = lambda _: (),
+        seen: Mapping[str, Sequence[MessageQueue]] = MappingProxyType({}),
     ) -> None:
         """Set the look-ups.
 
-        ``queues_of`` returns the queues of a topic and may use a cache; ``queues_now`` always asks the name
-        server. ``sampler`` gets the sharding keys; None if they are not checked.
+        Args:
+            queues_of: Returns the queues of a topic that is not in ``seen``; may use a cache.
+            sampler: Gets the sharding keys; None if they are not checked.
+            queues_now: Returns the queues of a topic; always asks the name server.
+            seen: Queues that the driver has looked up for all tasks, by topic. They are used for the whole
+                task, however late its first row comes. A topic without queues is looked up.
         """
         self._queues_of = queues_of
         self._queues_now = queues_now
         self._now: dict[str, Sequence[MessageQueue]] = {}
-        self._queues: dict[str, Sequence[MessageQueue]] = {}
+        self._queues = {topic: queues for topic, queues in seen.items() if queues}
         self._by_key: dict[tuple[str, ShardingKey], MessageQueue] = {}
         self._sampler = sampler
 

@@ -101,7 +101,9 @@ def send_rows(
         namespace=options.namespace or "",
     ) as producer:
         sampler = KeySampler()
-        for topic, route in (seen or {}).items():
+        routes = seen or {}
+        for topic, route in routes.items():
+            # Only for the brokers' addresses: the route expires, perhaps before the task's first row.
             producer.know(topic, route)
         has_keys = not {SHARDING_KEY, QUEUE_ID}.isdisjoint({*positions, *fixed_values(options)})
         lookup = PatientLookup(producer, clock, options.retry_timeout_ms / 1000, has_keys=has_keys)
@@ -109,6 +111,7 @@ def send_rows(
             lookup.queues,
             sampler if options.check_sharding_keys else None,
             lambda topic: producer.queues(topic, may_create=False, afresh=True),
+            {topic: route.publish_queues(topic) for topic, route in routes.items()},
         )
         builder = BatchBuilder(options)
         sender = Sender(
