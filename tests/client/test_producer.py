@@ -3,6 +3,7 @@ from __future__ import annotations
 import random
 import zlib
 from collections.abc import Iterator
+from dataclasses import replace
 from queue import SimpleQueue
 
 import pytest
@@ -376,6 +377,35 @@ def test_a_read_only_topic_has_no_queue_to_write_to(cluster: ScriptedCluster, pr
 
     with pytest.raises(NoWritableQueue, match="Topic orders has no queue"):
         producer.send(message(), sharding_key="order-1")
+
+
+def test_a_topic_without_a_queue_to_write_to_is_looked_up_at_once_when_it_is_used_again(
+    cluster: ScriptedCluster, producer: Producer
+) -> None:
+    """A8, G7: also if another process has seen the route; its master may come back within the 30 s in which
+    a route is young. All name servers are asked: one that has just restarted may lack the master.
+    """
+    whole = cluster.routes["orders"]
+    slaves = tuple(
+        replace(broker, addresses={1: address})
+        for broker in whole.brokers
+        for address in broker.addresses.values()
+    )
+    cluster.routes["orders"] = replace(whole, brokers=slaves)
+
+    def lists_slaves(peer: Peer, request: RemotingCommand) -> None:
+        peer.answer(request, body=encode_route(replace(whole, brokers=slaves), standard_json=True))
+
+    with ScriptedServer(lists_slaves) as behind:
+        addresses = (behind.address, cluster.name_server.address)
+        with Producer(addresses, "P", send_timeout_s=PATIENCE_S) as other:
+            for one in (producer, other):
+                cluster.routes["orders"] = replace(whole, brokers=slaves)
+                one.know("orders", replace(whole, brokers=slaves))
+                with pytest.raises(NoWritableQueue):
+                    one.queues("orders")
+                cluster.routes["orders"] = whole
+                assert one.queues("orders") == whole.publish_queues("orders")
 
 
 def test_a_queue_of_a_broker_without_master_cannot_be_sent_to(producer: Producer) -> None:

@@ -12,8 +12,12 @@ from pyspark_rocketmq.clock import Deadline
 from pyspark_rocketmq.errors import (
     ConnectFailed,
     NameServerNotReady,
+    NoPermission,
+    NoWritableQueue,
     RocketMQError,
     StaticTopic,
+    SystemBusy,
+    TlsFailed,
     TopicNotFound,
 )
 from pyspark_rocketmq.model import BrokerAddress, BrokerData, MessageQueue, QueueData, TopicRoute
@@ -274,3 +278,73 @@ def test_waiting_for_a_topic_is_logged_once(caplog: pytest.LogCaptureFixture) ->
     assert lookup.queues("orders") == made
     assert clock.monotonic_s() > 100
     assert caplog.text.count("topic is not there, looking for it up to 120 s") == 1
+
+
+class LateFinder:
+    """Fails for a while, then finds the topic."""
+
+    def __init__(self, clock: FakeClock, error: RocketMQError, for_s: float) -> None:
+        self.clock = clock
+        self.error = error
+        self.until_s = clock.monotonic_s() + for_s
+        self.found = (MessageQueue("orders", "a", 0),)
+
+    def queues(self, topic: str, *, may_create: bool = True) -> tuple[MessageQueue, ...]:
+        if self.clock.monotonic_s() < self.until_s:
+            raise self.error
+        return self.found
+
+
+NOT_READY = NameServerNotReady(1, "not ready")
+SILENT = ConnectFailed("ns:1", "refused")
+
+
+@pytest.mark.parametrize("has_keys", [False, True])
+@pytest.mark.parametrize(
+    ("error", "ends_s"),
+    [
+        (SILENT, 2.0),
+        (TlsFailed("ns:1", "no certificate"), 0.0),
+        (NameServerNotReady(1, "not ready"), 120.0),
+        (SystemBusy(2, "busy"), 120.0),
+        (NoWritableQueue("orders"), 120.0),
+        (NoPermission(16, "no"), 0.0),
+    ],
+    ids=repr,
+)
+def test_a_task_that_sends_waits_for_what_may_pass_and_a_wrong_address_soon_fails(
+    error: RocketMQError, ends_s: float, has_keys: bool
+) -> None:
+    """A8, G7: also for a topic of which only slaves are up."""
+    clock = FakeClock()
+
+    def look(lasts_s: float) -> tuple[MessageQueue, ...]:
+        finder = LateFinder(clock, error, lasts_s)
+        lookup = PatientLookup(cast("Any", finder), clock, 120.0, clock.advance, has_keys=has_keys)
+        return lookup.queues("orders")
+
+    with pytest.raises(type(error)):
+        look(float("inf"))
+    assert ends_s - 10 <= clock.monotonic_s() <= ends_s
+    if ends_s:
+        assert look(ends_s / 2) == (MessageQueue("orders", "a", 0),)
+
+
+def test_a_topic_that_is_missing_after_its_name_servers_were_not_ready_has_all_the_time_to_come_back() -> (
+    None
+):
+    """G7: brokers register with a restarted name server one after the other, up to 30 s later."""
+    clock = FakeClock()
+
+    class Restarting(LateFinder):
+        def queues(self, topic: str, *, may_create: bool = True) -> tuple[MessageQueue, ...]:
+            if clock.monotonic_s() > 110 and self.error is NOT_READY:
+                self.error, self.until_s = TopicNotFound(17, f"no route of {topic}"), 150.0
+            if may_create:
+                return (MessageQueue("orders", "made", 0),)
+            return super().queues(topic, may_create=may_create)
+
+    finder = Restarting(clock, NOT_READY, float("inf"))
+    lookup = PatientLookup(cast("Any", finder), clock, 120.0, clock.advance)
+
+    assert lookup.queues("orders") == finder.found

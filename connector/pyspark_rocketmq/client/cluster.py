@@ -12,6 +12,7 @@ from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property, partial
+from operator import attrgetter
 from typing import ClassVar, Final, TypeVar
 
 from pyspark_rocketmq.client.broker import BrokerClient
@@ -20,7 +21,7 @@ from pyspark_rocketmq.client.pool import ChannelPool, ConnectionSettings, proces
 from pyspark_rocketmq.client.producer.producer import Producer
 from pyspark_rocketmq.clock import Clock, Deadline
 from pyspark_rocketmq.errors import (
-    NameServerNotReady,
+    NoWritableQueue,
     RocketMQError,
     StaticTopic,
     TopicNotFound,
@@ -266,12 +267,16 @@ def outcomes_at_queues(
     return {queue: answer for each in answers.values() for queue, answer in each.items()}
 
 
+class _NotThere(TopicNotFound):
+    retryable: ClassVar[bool] = True
+
+
 def _is_of_transport(error: RocketMQError) -> bool:
     return error.retryable and isinstance(error, TransportError)
 
 
-class _NotThere(TopicNotFound):
-    retryable: ClassVar[bool] = True
+def _is_no_denial(error: RocketMQError) -> bool:
+    return error.retryable and not isinstance(error, _NotThere)
 
 
 @dataclass(frozen=True, slots=True)
@@ -287,7 +292,8 @@ class PatientLookup:
     producer: Producer
     clock: Clock
     timeout_s: float
-    """Seconds for which one missing topic is looked up again."""
+    """Seconds for which one topic is looked up again: while servers are not ready, then while the topic is
+    missing."""
     sleep: Callable[[float], object] = time.sleep
     has_keys: bool = True
     """Whether the messages have sharding keys or given queues. If not, a missing topic is waited for only if
@@ -297,29 +303,46 @@ class PatientLookup:
         """Return the topic's queues to write to; look again for ``timeout_s`` while it seems to be missing.
 
         If the topic is still missing after that, return the queues that brokers will create
-        (:meth:`Producer.queues`). Name servers that answer with an error that may pass are also asked again
-        for ``timeout_s``. If no name server answers, they are asked three times.
+        (:meth:`Producer.queues`). The topic is also looked up again for ``timeout_s`` if name servers answer
+        with an error that may pass, or list no living master. If no name server answers, they are asked three
+        times.
+
+        Raises:
+            RocketMQError: If the last look-up failed, or an earlier one with an error that does not pass.
         """
-        deadline = Deadline.after(self.clock, self.timeout_s)
         try:
-            return call_with_retry(
-                lambda: self._look(topic), _CONNECTING, deadline, self.sleep, is_tried_again=_is_of_transport
-            )
-        except NameServerNotReady as error:
-            logger.warning("waiting up to %g s for a name server topic=%s: %s", self.timeout_s, topic, error)
-        except _NotThere:
-            logger.warning(
-                "topic is not there, looking for it up to %g s before a broker may create it: the brokers "
-                "that have it may be restarting, and a created topic would get its sharding keys meanwhile. "
-                "Create new topics before writing to them, or lower retryTimeoutMs. topic=%s",
-                self.timeout_s,
-                topic,
-            )
-        deadline = Deadline.after(self.clock, self.timeout_s)
+            return self._try(topic, _CONNECTING, _is_of_transport)
+        except RocketMQError as error:
+            if not error.retryable or isinstance(error, TransportError):
+                raise
+            return self._wait(topic, error)
+
+    def _wait(self, topic: str, error: RocketMQError) -> tuple[MessageQueue, ...]:
+        if not isinstance(error, _NotThere):
+            what = "a master" if isinstance(error, NoWritableQueue) else "a name server"
+            logger.warning("waiting up to %g s for %s topic=%s: %s", self.timeout_s, what, topic, error)
+            # A topic may be missing just after that. It then has all of timeout_s to come back.
+            with suppress(_NotThere):
+                return self._try(topic, UNTIL_DEADLINE, _is_no_denial)
+        logger.warning(
+            "topic is not there, looking for it up to %g s before a broker may create it: the brokers "
+            "that have it may be restarting, and a created topic would get its sharding keys meanwhile. "
+            "Create new topics before writing to them, or lower retryTimeoutMs. topic=%s",
+            self.timeout_s,
+            topic,
+        )
         try:
-            return call_with_retry(lambda: self._look(topic), UNTIL_DEADLINE, deadline, self.sleep)
+            return self._try(topic, UNTIL_DEADLINE, attrgetter("retryable"))
         except _NotThere:
             return self.producer.queues(topic)
+
+    def _try(
+        self, topic: str, policy: RetryPolicy, is_tried_again: Callable[[RocketMQError], bool]
+    ) -> tuple[MessageQueue, ...]:
+        deadline = Deadline.after(self.clock, self.timeout_s)
+        return call_with_retry(
+            lambda: self._look(topic), policy, deadline, self.sleep, is_tried_again=is_tried_again
+        )
 
     def _look(self, topic: str) -> tuple[MessageQueue, ...]:
         try:

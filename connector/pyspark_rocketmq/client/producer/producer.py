@@ -449,6 +449,9 @@ class Producer(Closing):
             self._name_servers.expect(topic, route)
         queues = route.publish_queues(topic)
         if not queues:
+            # As in Java, the next call asks for the route again, however young this one is. All name servers
+            # are asked: one of them may lack the masters.
+            self._name_servers.invalidate(topic, is_doubted=True)
             raise NoWritableQueue(topic)
         return route, queues
 
