@@ -295,32 +295,34 @@ class LateFinder:
         return self.found
 
 
-NOT_READY = NameServerNotReady(1, "not ready")
 SILENT = ConnectFailed("ns:1", "refused")
 
 
 @pytest.mark.parametrize("has_keys", [False, True])
 @pytest.mark.parametrize(
-    ("error", "ends_s"),
+    ("error", "has_worked", "ends_s"),
     [
-        (SILENT, 2.0),
-        (TlsFailed("ns:1", "no certificate"), 0.0),
-        (NameServerNotReady(1, "not ready"), 120.0),
-        (SystemBusy(2, "busy"), 120.0),
-        (NoWritableQueue("orders"), 120.0),
-        (NoPermission(16, "no"), 0.0),
+        (SILENT, False, 2.0),
+        (SILENT, True, 120.0),
+        (TlsFailed("ns:1", "no certificate"), True, 0.0),
+        (NameServerNotReady(1, "not ready"), False, 120.0),
+        (SystemBusy(2, "busy"), False, 120.0),
+        (NoWritableQueue("orders"), False, 120.0),
+        (NoPermission(16, "no"), True, 0.0),
     ],
     ids=repr,
 )
 def test_a_task_that_sends_waits_for_what_may_pass_and_a_wrong_address_soon_fails(
-    error: RocketMQError, ends_s: float, has_keys: bool
+    error: RocketMQError, has_worked: bool, ends_s: float, has_keys: bool
 ) -> None:
     """A8, G7: also for a topic of which only slaves are up."""
     clock = FakeClock()
 
     def look(lasts_s: float) -> tuple[MessageQueue, ...]:
         finder = LateFinder(clock, error, lasts_s)
-        lookup = PatientLookup(cast("Any", finder), clock, 120.0, clock.advance, has_keys=has_keys)
+        lookup = PatientLookup(
+            cast("Any", finder), clock, 120.0, clock.advance, has_keys=has_keys, has_worked=has_worked
+        )
         return lookup.queues("orders")
 
     with pytest.raises(type(error)):
@@ -330,21 +332,30 @@ def test_a_task_that_sends_waits_for_what_may_pass_and_a_wrong_address_soon_fail
         assert look(ends_s / 2) == (MessageQueue("orders", "a", 0),)
 
 
-def test_a_topic_that_is_missing_after_its_name_servers_were_not_ready_has_all_the_time_to_come_back() -> (
-    None
-):
+def test_a_look_up_that_has_worked_once_waits_for_name_servers_that_do_not_answer() -> None:
+    """A8: topics are in a column, and the address is not wrong."""
+    clock = FakeClock()
+    finder = LateFinder(clock, SILENT, 0.0)
+    lookup = PatientLookup(cast("Any", finder), clock, 120.0, clock.advance)
+
+    lookup.queues("orders")
+    finder.until_s = clock.monotonic_s() + 60
+    assert lookup.queues("payments") == finder.found
+
+
+def test_a_topic_that_is_missing_after_its_name_servers_were_silent_has_all_the_time_to_come_back() -> None:
     """G7: brokers register with a restarted name server one after the other, up to 30 s later."""
     clock = FakeClock()
 
     class Restarting(LateFinder):
         def queues(self, topic: str, *, may_create: bool = True) -> tuple[MessageQueue, ...]:
-            if clock.monotonic_s() > 110 and self.error is NOT_READY:
+            if clock.monotonic_s() > 110 and self.error is SILENT:
                 self.error, self.until_s = TopicNotFound(17, f"no route of {topic}"), 150.0
             if may_create:
                 return (MessageQueue("orders", "made", 0),)
             return super().queues(topic, may_create=may_create)
 
-    finder = Restarting(clock, NOT_READY, float("inf"))
-    lookup = PatientLookup(cast("Any", finder), clock, 120.0, clock.advance)
+    finder = Restarting(clock, SILENT, float("inf"))
+    lookup = PatientLookup(cast("Any", finder), clock, 120.0, clock.advance, has_worked=True)
 
     assert lookup.queues("orders") == finder.found

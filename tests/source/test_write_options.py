@@ -13,9 +13,11 @@ import pytest
 from pyspark.sql.datasource import WriterCommitMessage
 
 from broker_sim.bodies import encode_route
+from pyspark_rocketmq.client.cluster import PatientLookup
 from pyspark_rocketmq.client.pool import ConnectionSettings
 from pyspark_rocketmq.client.producer.attempts import FaultTable, SendOutcome
-from pyspark_rocketmq.clock import SystemClock
+from pyspark_rocketmq.client.producer.producer import Producer
+from pyspark_rocketmq.clock import Clock, SystemClock
 from pyspark_rocketmq.errors import KeysOutOfOrder, RowNotSent, TopicNotFound, TransportError
 from pyspark_rocketmq.model import MessageQueue
 from pyspark_rocketmq.options.write import MOST_MESSAGE_BYTES, WriteOptions
@@ -480,6 +482,42 @@ def test_message_ids_come_of_the_id_of_the_write(
     sent = Counter(each.properties["UNIQ_KEY"] for each in members(cluster))
     assert sent.pop(of_a_stream) == 3
     assert list(sent.values()) == [2]
+
+
+@pytest.mark.parametrize(
+    ("kind", "batch_id", "has_worked"),
+    [
+        (RocketMQWriter, None, False),
+        (RocketMQWriter, "0", False),
+        (RocketMQWriter, "1", True),
+        (RocketMQStreamWriter, "0", False),
+        (RocketMQStreamWriter, "1", True),
+    ],
+)
+def test_a_stream_has_worked_once_a_micro_batch_is_written(
+    cluster: ScriptedCluster,
+    monkeypatch: pytest.MonkeyPatch,
+    kind: type[RocketMQWriter | RocketMQStreamWriter],
+    batch_id: str | None,
+    has_worked: bool,
+) -> None:
+    """A8: then it waits for its name servers, also in foreachBatch; a first start with a wrong address fails
+    soon.
+    """
+    asked = []
+
+    def look(producer: Producer, clock: Clock, timeout_s: float, **how: bool) -> PatientLookup:
+        asked.append(how["has_worked"])
+        return PatientLookup(producer, clock, timeout_s, has_keys=how["has_keys"], has_worked=asked[-1])
+
+    properties = {"sql.streaming.queryId": "q"} | ({"streaming.sql.batchId": batch_id} if batch_id else {})
+    monkeypatch.setattr(writer, "_task", lambda: FirstTask(properties))
+    monkeypatch.setattr(writer, "PatientLookup", look)
+    rows = pa.RecordBatch.from_pylist([{"body": b"x"}])
+
+    kind(write_options(nameServers=cluster.name_server.address), {"body": 0}).write(iter([rows]))
+
+    assert asked == [has_worked]
 
 
 def test_topics_are_those_of_the_namespace(cluster: ScriptedCluster) -> None:

@@ -279,7 +279,7 @@ def _is_no_denial(error: RocketMQError) -> bool:
     return error.retryable and not isinstance(error, _NotThere)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class PatientLookup:
     """Finds the queues of topics for one producer, and waits for topics that seem to be missing.
 
@@ -287,6 +287,8 @@ class PatientLookup:
     created it in the second case, sharding keys would move to that broker. So the topic is looked up again
     until ``timeout_s`` is over, and only then may brokers create it. Messages without keys go
     immediately to brokers that create topics; they wait only if there are no such brokers.
+
+    For one thread.
     """
 
     producer: Producer
@@ -298,6 +300,9 @@ class PatientLookup:
     has_keys: bool = True
     """Whether the messages have sharding keys or given queues. If not, a missing topic is waited for only if
     brokers do not create topics."""
+    has_worked: bool = False
+    """Whether name servers have ever answered the query, so that their addresses are right; also set by the
+    first topic that is found. They are then waited for if they do not answer."""
 
     def queues(self, topic: str) -> tuple[MessageQueue, ...]:
         """Return the topic's queues to write to; look again for ``timeout_s`` while it seems to be missing.
@@ -305,17 +310,19 @@ class PatientLookup:
         If the topic is still missing after that, return the queues that brokers will create
         (:meth:`Producer.queues`). The topic is also looked up again for ``timeout_s`` if name servers answer
         with an error that may pass, or list no living master. If no name server answers, they are asked three
-        times.
+        times, or for ``timeout_s`` if ``has_worked``.
 
         Raises:
             RocketMQError: If the last look-up failed, or an earlier one with an error that does not pass.
         """
         try:
-            return self._try(topic, _CONNECTING, _is_of_transport)
+            found = self._try(topic, _CONNECTING, _is_of_transport)
         except RocketMQError as error:
-            if not error.retryable or isinstance(error, TransportError):
+            if not error.retryable or (isinstance(error, TransportError) and not self.has_worked):
                 raise
-            return self._wait(topic, error)
+            found = self._wait(topic, error)
+        self.has_worked = True
+        return found
 
     def _wait(self, topic: str, error: RocketMQError) -> tuple[MessageQueue, ...]:
         if not isinstance(error, _NotThere):

@@ -80,8 +80,12 @@ def send_rows(
     positions: Mapping[str, int],
     row_keys: RowKeys,
     seen: SeenRoutes | None = None,
+    *,
+    has_worked: bool = False,
 ) -> tuple[int, KeySample]:
     """Send all rows and wait until they are acknowledged; return their number and a sample of sharding keys.
+
+    ``has_worked`` shows that the query has written before, so that its name servers are waited for.
 
     Raises:
         RocketMQError: If a row is not a valid message or cannot be sent; rows before it may be stored.
@@ -106,7 +110,9 @@ def send_rows(
             # Only for the brokers' addresses: the route expires, perhaps before the task's first row.
             producer.know(topic, route)
         has_keys = not {SHARDING_KEY, QUEUE_ID}.isdisjoint({*positions, *fixed_values(options)})
-        lookup = PatientLookup(producer, clock, options.retry_timeout_ms / 1000, has_keys=has_keys)
+        lookup = PatientLookup(
+            producer, clock, options.retry_timeout_ms / 1000, has_keys=has_keys, has_worked=has_worked
+        )
         selector = QueueSelector(
             lookup.queues,
             sampler if options.check_sharding_keys else None,
@@ -174,7 +180,10 @@ class _Writer:
 
     def _send(self, batches: Iterator[pa.RecordBatch], write_id: str, batch_id: int) -> SentMessage:
         row_keys = RowKeys(write_id, batch_id, _task().partitionId())
-        return SentMessage(*send_rows(batches, self._options, self._positions, row_keys, self._seen))
+        # Batch 0 of a stream may be its first contact with the cluster; the number of a batch write is 0.
+        has_worked = batch_id > 0
+        sent = send_rows(batches, self._options, self._positions, row_keys, self._seen, has_worked=has_worked)
+        return SentMessage(*sent)
 
     @staticmethod
     def _out_of_order(messages: Sequence[WriterCommitMessage | None]) -> KeysOutOfOrder | None:
