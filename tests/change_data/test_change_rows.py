@@ -10,6 +10,7 @@ import pytest
 
 from pyspark_rocketmq.change_data.envelopes import envelope_of
 from pyspark_rocketmq.spark.change_columns import _Changes, _lists
+from tests.change_data.samples import flat
 
 _NEW_KEY = "__debezium.newkey"
 
@@ -61,3 +62,47 @@ def test_messages_without_properties(properties: pa.Array | None) -> None:
     [found] = _Changes(envelope_of("debezium", {"keys": ["mail"]}))([pa.RecordBatch.from_pydict(columns)])
 
     assert found.column("position").to_pylist() == [[0, 7, 500, 0]] * 2
+
+
+def _canal(rows: int, pad: int, **members: Any) -> bytes:
+    data = [{"id": str(number), "note": "x" * pad} for number in range(rows)]
+    types = {"id": "bigint", "note": "varchar(400)"}
+    return flat(mysqlType=types, data=data, gtid="0-1-1", **members)
+
+
+@pytest.mark.parametrize(
+    "large",
+    [
+        pytest.param(_canal(300, 400), id="body"),
+        pytest.param(_canal(300, 1, table="t" * 40_000), id="table"),
+        pytest.param(
+            flat(mysqlType={"c" * 40_000: 1}, data=[{"id": "1"}] * 300), id="reason of each of its rows"
+        ),
+    ],
+)
+def test_the_changes_of_a_message_do_not_grow_with_its_square(large: bytes) -> None:
+    """K6: each row has a copy of its message, so many rows come in several batches, in their order."""
+    before, after = _canal(1, 1), _canal(2, 1)
+    bodies = [before, large, b"null", after]
+    batch = pa.RecordBatch.from_pydict({"queueOffset": pa.array(range(4)), "body": pa.array(bodies)})
+    envelope = envelope_of("canal", {"source_time_zone": "UTC"})
+
+    found = list(_Changes(envelope)([batch, batch]))
+
+    assert len(found) >= 4
+    assert max(piece.nbytes for piece in found) < 20 << 20
+    rows = pa.Table.from_batches(found).drop_columns("body").to_pylist()
+    of_large = len(json.loads(large)["data"])
+    assert [row["queueOffset"] for row in rows] == [0, *[1] * of_large, 3, 3] * 2
+    lists = _lists(envelope, batch["body"], pa.nulls(4), pa.nulls(4)).to_pylist()
+    added = [{name: row[name] for name in row if name != "queueOffset"} for row in rows]
+    assert added == [change for changes in lists for change in changes] * 2
+
+
+def test_messages_of_one_change_stay_in_one_batch() -> None:
+    """K6: as they came, so that other functions get batches of a useful size."""
+    batch = pa.RecordBatch.from_pydict({"body": pa.array([_canal(1, 100_000)] * 100)})
+
+    found = list(_Changes(envelope_of("canal", {"source_time_zone": "UTC"}))([batch, batch.slice(0, 0)]))
+
+    assert [piece.num_rows for piece in found] == [100]

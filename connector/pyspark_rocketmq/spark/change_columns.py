@@ -6,7 +6,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from decimal import Decimal
 from typing import Any, Final, NamedTuple, Unpack, cast
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.errors import AnalysisException
@@ -36,6 +35,8 @@ _KEYS: Final = "keys"
 _PROPERTIES: Final = "properties"
 _TEXTS: Final = (pa.string(), pa.large_string())
 _SCHEMA_CHANGE: Final = "schema_change"
+_PIECE_BYTES: Final = 16 << 20
+"""Approximate size at which a record batch of changes ends."""
 _COLUMNS: Final = {
     "op": (pa.string(), StringType()),
     "table": (pa.string(), StringType()),
@@ -123,10 +124,13 @@ def _in_a_pipeline(df: DataFrame, columns: Sequence[str], decoder: Envelope, add
 
 def _lists(decoder: Envelope, bodies: pa.Array, keys: pa.Array, properties: pa.Array) -> pa.ListArray:
     """Return for each message a list of its changes, as structs of the added columns."""
-    origins, rows = _decoded(decoder, bodies, keys, properties)
-    firsts = np.searchsorted(origins, np.arange(len(bodies) + 1))
+    rows: list[_Row] = []
+    ends = [0]
+    for changes in _decoded(decoder, bodies, keys, properties):
+        rows.extend(filter(None, map(_row, changes)))
+        ends.append(len(rows))
     structs = pa.StructArray.from_arrays(_arrays(rows), names=list(_COLUMNS))
-    return pa.ListArray.from_arrays(pa.array(firsts, pa.int32()), structs)
+    return pa.ListArray.from_arrays(pa.array(ends, pa.int32()), structs)
 
 
 def _fields(df: DataFrame) -> list[StructField]:
@@ -192,37 +196,56 @@ class _Changes:
         self._envelope = envelope
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Yield a record batch of changes for each batch of messages that holds any."""
-        for batch in batches:
-            decoded = self._decode(batch)
-            if decoded.num_rows:
-                yield decoded
+        """Yield the changes in the messages of each batch, in one or several record batches.
 
-    def _decode(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        Each change has a copy of its message's columns. So a batch of changes ends where these copies take
+        about 16 MiB; otherwise the changes of one message could be too large for Arrow or for the memory.
+        """
+        for batch in batches:
+            yield from self._pieces(batch)
+
+    def _pieces(self, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
         by_lower = {name.lower(): name for name in batch.schema.names}
         missing = pa.nulls(batch.num_rows)
         bodies, keys, properties = (
             batch.column(by_lower[name]) if name in by_lower else missing
             for name in (_BODY, _KEYS, _PROPERTIES)
         )
-        origins, rows = _decoded(self._envelope, bodies, keys, properties)
-        kept = [column.take(pa.array(origins, pa.int64())) for column in batch.columns]
-        return pa.RecordBatch.from_arrays([*kept, *_arrays(rows)], names=[*batch.schema.names, *_COLUMNS])
+        origins: list[int] = []
+        rows: list[_Row] = []
+        size = 0
+        for at, changes in enumerate(_decoded(self._envelope, bodies, keys, properties)):
+            # Single copies of all messages are no larger than the batch itself, so they are not counted.
+            copied = batch.slice(at, 1).nbytes if len(changes) > 1 else 0
+            for row in filter(None, map(_row, changes)):
+                origins.append(at)
+                rows.append(row)
+                size += copied + _size(row)
+                if size >= _PIECE_BYTES:
+                    yield _piece(batch, origins, rows)
+                    origins, rows, size = [], [], 0
+        if rows:
+            yield _piece(batch, origins, rows)
+
+
+def _piece(batch: pa.RecordBatch, origins: Sequence[int], rows: Sequence[_Row]) -> pa.RecordBatch:
+    """Return the rows, each with the columns of its message: the one of this index in ``batch``."""
+    kept = [column.take(pa.array(origins, pa.int64())) for column in batch.columns]
+    return pa.RecordBatch.from_arrays([*kept, *_arrays(rows)], names=[*batch.schema.names, *_COLUMNS])
+
+
+def _size(row: _Row) -> int:
+    """Return the number of characters in the texts of a row."""
+    return sum(len(value) for value in (*row, *(row.absent or ())) if isinstance(value, str))
 
 
 def _decoded(
     envelope: Envelope, bodies: pa.Array, keys: pa.Array, properties: pa.Array
-) -> tuple[list[int], list[_Row]]:
-    """Return two lists: for each row the index of its message, and the rows themselves."""
-    origins, rows = [], []
+) -> Iterator[Sequence[Decoded]]:
+    """Yield the contents of each message."""
     messages = zip(bodies.to_pylist(), keys.to_pylist(), _read_properties(properties), strict=True)
-    for at, (body, key, known) in enumerate(messages):
-        for change in envelope.decode(ChangeMessage(body or b"", key or "", known)):
-            row = _row(change)
-            if row is not None:
-                origins.append(at)
-                rows.append(row)
-    return origins, rows
+    for body, key, known in messages:
+        yield envelope.decode(ChangeMessage(body or b"", key or "", known))
 
 
 def _read_properties(properties: pa.Array) -> Iterable[Mapping[str, str]]:
