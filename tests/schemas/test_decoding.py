@@ -31,8 +31,10 @@ from pyspark_rocketmq.errors import (
 )
 from pyspark_rocketmq.listeners.messages import ArrowMessages
 from pyspark_rocketmq.model import MessageExt
+from pyspark_rocketmq.schemas.formats import avro_decoder
 from pyspark_rocketmq.schemas.framing import BodyFormat, Framing
 from pyspark_rocketmq.schemas.http_lookup import lookup_of
+from pyspark_rocketmq.schemas.lookup import RegisteredSchema
 from pyspark_rocketmq.schemas.registry import SchemaRegistry
 from tests.helpers.messages import message_at
 from tests.schemas.fake_registry import FakeRegistry, answers
@@ -189,6 +191,88 @@ def test_a_schema_that_contains_itself_is_decoded(registry: FakeRegistry) -> Non
     assert registry.client().decoder()(message(confluent(22, b"\x02\x02\x00"))) == {
         "next": {"next": {"next": None}}
     }
+
+
+def record(name: str, /, *types: Any) -> dict[str, Any]:
+    """Return the schema of a record with a field for each type."""
+    return {
+        "type": "record",
+        "name": name,
+        "fields": [{"name": f"f{number}", "type": type_} for number, type_ in enumerate(types)],
+    }
+
+
+def doubled(depth: int, innermost: Any) -> dict[str, Any]:
+    """Return the schema of a record with two fields of a record with two fields, and so on."""
+    found: Any = record(f"R{depth}", innermost)
+    for level in reversed(range(depth)):
+        found = record(f"R{level}", found, f"R{level + 1}")
+    return dict(found)
+
+
+NULLS = ["null"] * 40
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        pytest.param(doubled(200, "null"), id="2^200 nulls"),
+        pytest.param(doubled(200, record("E")), id="2^200 empty records"),
+        pytest.param(doubled(200, {"type": "fixed", "name": "F", "size": 0}), id="2^200 empty bytes"),
+        pytest.param(record("A", "int", doubled(200, "null"), "int"), id="a part that takes no bytes"),
+        pytest.param(["null", doubled(200, "null")], id="a branch"),
+        pytest.param(record("A", *(doubled(12, "null") if n == 0 else "R0" for n in range(9))), id="a sum"),
+        pytest.param({"type": "map", "values": record("A", *NULLS)}, id="values of a map"),
+        pytest.param({"type": "array", "items": record("A", "int", *NULLS)}, id="items for a byte"),
+        pytest.param(
+            {"type": "array", "items": ["null", record("A", *NULLS, *NULLS)]}, id="branches of items"
+        ),
+        pytest.param({"type": "array", "items": {"type": "fixed", "name": "F", "size": -1}}, id="size -1"),
+        pytest.param(record("T", ["null", "T"], *NULLS), id="a list in itself"),
+        pytest.param(record("T", {"type": "array", "items": "T"}, *NULLS), id="a tree"),
+        pytest.param(record("T", "T"), id="without end"),
+        pytest.param(record("T", doubled(12, record("U", ["null", "T"], *NULLS))), id="over another one"),
+    ],
+)
+def test_a_schema_by_which_a_short_body_is_huge_is_a_bad_record(schema: Any) -> None:
+    """K4: it would hang the worker, or take all its memory, in each attempt."""
+    with pytest.raises(BadRecord, match=r"take no(ne| bytes).* a short body could have a huge value"):
+        avro_decoder(RegisteredSchema(json.dumps(schema)), {}, None)
+
+
+def test_names_of_other_schemas_count_with_all_they_have() -> None:
+    """K4: schemas of references, each of them small."""
+    used = {f"R{level}": record(f"R{level}", *[f"R{level + 1}"] * 2) for level in range(30)}
+    references = {"R30": RegisteredSchema(json.dumps(record("R30", "null")))}
+    references |= {name: RegisteredSchema(json.dumps(each)) for name, each in reversed(used.items())}
+
+    with pytest.raises(BadRecord, match="a short body could have a huge value"):
+        avro_decoder(RegisteredSchema('"R0"'), references, None)
+
+
+@pytest.mark.parametrize(
+    ("schema", "value"),
+    [
+        (doubled(10, "int"), None),
+        (doubled(11, "null"), None),
+        (["null", record("E")], None),
+        (record("A", *["null"] * 9_000), None),
+        (record("A", *[["null", "string"]] * 500), None),
+        (
+            {"type": "array", "items": record("A", ["null", record("E")], record("F"))},
+            [{"f0": None, "f1": {}}],
+        ),
+        ({"type": "map", "values": ["null", record("E")]}, {"a": None, "b": {}}),
+        ({"type": "map", "values": "null"}, {"a": None}),
+        (record("T", {"type": "array", "items": "T"}), {"f0": [{"f0": []}]}),
+        (record("T", ["null", "T"], record("E")), {"f0": {"f0": None, "f1": {}}, "f1": {}}),
+    ],
+)
+def test_parts_without_bytes_are_decoded(schema: Any, value: Any) -> None:
+    """K4: as far as serializers write them; a wide or deep schema is none by which a short body is huge."""
+    decode = avro_decoder(RegisteredSchema(json.dumps(schema)), {}, None)
+
+    assert value is None or decode(avro(schema, value), None) == value
 
 
 def test_a_registry_that_is_away_makes_no_bad_record(
@@ -403,9 +487,6 @@ def twice(kind: dict[str, Any], *fields: dict[str, Any]) -> dict[str, Any]:
 @given(payload=st.binary(max_size=60), which=st.sampled_from([7, 8, 31]))
 def test_no_payload_ends_in_another_error(payload: bytes, which: int) -> None:
     """K4: a value or a bad record, and in a batch a row."""
-    from pyspark_rocketmq.schemas.formats import avro_decoder
-    from pyspark_rocketmq.schemas.lookup import RegisteredSchema
-
     schema = {7: ORDER, 8: ORDER_2, 31: LOGICAL}[which]
     decode = avro_decoder(RegisteredSchema(json.dumps(schema)), {}, None)
     found: object = None

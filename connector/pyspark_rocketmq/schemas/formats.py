@@ -2,8 +2,9 @@
 
 A payload that cannot be decoded is a bad record. Schemas and payloads are foreign bytes, which must not harm
 the process.  A schema that contains itself could make fastavro's compiled reader overflow its stack, so
-fastavro's slower reader in Python reads such payloads. A schema with an array whose items take no bytes is
-refused: a short payload could have any number of items.
+fastavro's slower reader in Python reads such payloads. A schema is refused if a short payload could have a
+huge value, because parts of it take no bytes: an array of empty records could have any number of items, and
+``n`` records, each with two fields of the next one's type, have 2^n parts.
 """
 
 from __future__ import annotations
@@ -32,6 +33,15 @@ References = Mapping[str, RegisteredSchema]
 
 _PRIMITIVES: Final = frozenset({"null", "boolean", "int", "long", "float", "double", "bytes", "string"})
 _SHOWN: Final = 200
+_NODES_PER_BYTE: Final = 32
+"""Maximum number of parts (see ``_AvroShape``) that a value may have for each byte of its payload.
+
+Usual schemas need two or three. A record in a record, and so on, is a part on each level.
+"""
+_OF_A_BYTE: Final = 1 - _NODES_PER_BYTE
+"""Surplus of one value that takes at least one byte."""
+_MOST_SURPLUS: Final = 10_000
+"""Maximum number of parts that a value may have besides."""
 
 
 def decode_json(payload: bytes, _: MessageType | None = None) -> Any:
@@ -81,7 +91,7 @@ def avro_decoder(schema: RegisteredSchema, references: References, reader_schema
             fastavro.parse_schema(_avro_json(used.text), named_schemas=named)
         writer = fastavro.parse_schema(_avro_json(schema.text), named_schemas=named)
         shape = _AvroShape(named)
-        shape.least_bytes(writer)
+        shape.surplus(writer)
         for each in (writer, *named.values()):
             _use_own_readers(each)
     except BadRecord:
@@ -181,70 +191,89 @@ negative number.
 
 
 class _AvroShape:
-    """Checks an Avro schema: may a short payload have a huge value, and does a type contain itself?"""
+    """Checks an Avro schema: may a short payload have a huge value, and does a type contain itself?
+
+    A *node* is a single value, or a record, an array or a map. The *surplus* of a type is an upper bound for
+    the nodes of its values beyond ``_NODES_PER_BYTE`` for each byte. It is above 0 only if a value has many
+    nodes that take no bytes.
+    """
 
     def __init__(self, named: Mapping[str, Any]) -> None:
         self._named = named
-        self._least: dict[str, int] = {}
-        """Least number of bytes of a value, by named type, for the types that have been checked."""
+        self._surplus: dict[str, int] = {}
+        """Surplus of the named types that have been checked."""
         self._open: set[str] = set()
         """Names of the records that are being checked."""
-        self.is_recursive = False
-        """Whether a type contains itself."""
+        self._recursive: set[str] = set()
+        """Names of the records that contain themselves."""
 
-    def least_bytes(self, schema: Any) -> int:
-        """Return a lower bound for the bytes that a value takes in Avro; 0 only if it may take no bytes.
+    @property
+    def is_recursive(self) -> bool:
+        """Whether a type contains itself."""
+        return bool(self._recursive)
+
+    def surplus(self, schema: Any) -> int:
+        """Return the surplus of a type.
 
         Raises:
-            BadRecord: If the schema has an array whose items may take no bytes.
+            BadRecord: If a short payload could have a value with a huge number of nodes.
         """
         match schema:
             case str(name):
-                return self._least_of_name(name)
+                return self._surplus_of_name(name)
             case list(union):
-                for each in union:
-                    self.least_bytes(each)
-                return 1
+                # The number of the branch takes a byte.
+                return max(map(self.surplus, union), default=0) - _NODES_PER_BYTE
             case {"type": "record" | "error", "name": str(name), "fields": fields}:
-                return self._least_of_record(name, fields)
+                if name not in self._surplus:
+                    self._surplus[name] = self._surplus_of_record(name, fields)
+                return self._surplus[name]
             case {"type": "fixed", "size": int(size)}:
-                return size
+                return 1 - max(0, size) * _NODES_PER_BYTE
             case _:
-                return self._least_of_other(schema)
+                return self._surplus_of_other(schema)
 
-    def _least_of_other(self, schema: Mapping[str, Any]) -> int:
+    def _surplus_of_other(self, schema: Mapping[str, Any]) -> int:
         match schema:
             case {"type": "enum"}:
-                return 1
+                return _OF_A_BYTE
             case {"type": "map", "values": values}:
-                self.least_bytes(values)
-                return 1
+                # Each entry also has a key, which takes a byte at least.
+                if self.surplus(values) + _OF_A_BYTE > 0:
+                    raise _huge("a map whose values have too many parts that take no bytes")
+                return _OF_A_BYTE
             case {"type": "array", "items": items}:
-                if not self.least_bytes(items):
-                    raise BadRecord(
-                        "The registry's schema for this body has an array whose items take no bytes, so a "
-                        "short body could have any number of items. Give the items a field."
-                    )
-                return 1
+                if self.surplus(items) > 0:
+                    raise _huge("an array whose items take no bytes, or have too many parts that take none")
+                return _OF_A_BYTE
             case _:
-                return self.least_bytes(schema["type"])
+                return self.surplus(schema["type"])
 
-    def _least_of_name(self, name: str) -> int:
+    def _surplus_of_name(self, name: str) -> int:
         if name in _PRIMITIVES:
-            return int(name != "null")
+            return 1 if name == "null" else _OF_A_BYTE
         if name in self._open:
-            self.is_recursive = True
-            return 1
-        if name not in self._least:
-            self._least[name] = self.least_bytes(self._named[name])
-        return self._least[name]
+            # ``_surplus_of_record`` checks that this is true.
+            self._recursive.add(name)
+            return 0
+        if name not in self._surplus:
+            self._surplus[name] = self.surplus(self._named[name])
+        return self._surplus[name]
 
-    def _least_of_record(self, name: str, fields: Iterable[Mapping[str, Any]]) -> int:
+    def _surplus_of_record(self, name: str, fields: Iterable[Mapping[str, Any]]) -> int:
         self._open.add(name)
-        least = sum(self.least_bytes(field["type"]) for field in fields)
+        surplus = 1 + sum(self.surplus(field["type"]) for field in fields)
         self._open.discard(name)
-        self._least[name] = least
-        return least
+        if surplus > (0 if name in self._recursive else _MOST_SURPLUS):
+            raise _huge(f"record {name} with too many parts that take no bytes")
+        return surplus
+
+
+def _huge(what: str) -> BadRecord:
+    return BadRecord(
+        f"The registry's schema for this body has {what[:_SHOWN]}, so a short body could have a huge value. "
+        "Remove parts that are null or records without fields, or give them a value."
+    )
 
 
 def protobuf_decoder(schema: RegisteredSchema, references: References, message_type: str | None) -> Decode:
