@@ -250,6 +250,16 @@ def test_names_of_other_schemas_count_with_all_they_have() -> None:
         avro_decoder(RegisteredSchema('"R0"'), references, None)
 
 
+@pytest.mark.parametrize("name", [5, "T"])
+def test_a_schema_that_pretends_to_be_checked_is_checked(name: Any) -> None:
+    """K4: fastavro would use it as it is, and a payload could crash the worker."""
+    other = record(name, ["null", "record2"])
+    marks = {"__fastavro_parsed": True, "__named_schemas": {"record": "int", "record2": other}}
+
+    with pytest.raises(BadRecord, match="is not an Avro schema"):
+        avro_decoder(RegisteredSchema(json.dumps(marks | other)), {}, None)
+
+
 @pytest.mark.parametrize(
     ("schema", "value"),
     [

@@ -32,6 +32,8 @@ The second argument is the protobuf message type, if the payload's frame names i
 References = Mapping[str, RegisteredSchema]
 
 _PRIMITIVES: Final = frozenset({"null", "boolean", "int", "long", "float", "double", "bytes", "string"})
+_MARKS: Final = frozenset({"__fastavro_parsed", "__named_schemas"})
+"""Members of a schema that fastavro has checked; it would not check a schema that comes with them."""
 _SHOWN: Final = 200
 _NODES_PER_BYTE: Final = 32
 """Maximum number of parts (see ``_AvroShape``) that a value may have for each byte of its payload.
@@ -135,13 +137,17 @@ def parse_reader_schema(text: str) -> Any:
 
 
 def _avro_json(text: str) -> Any:
+    """Return a schema as Python's values, without the members by which fastavro marks a checked schema."""
     try:
-        return json.loads(text)
+        schema = json.loads(text)
     except ValueError:
         # A schema may be only the name of a primitive type, without quotes.
         if text in _PRIMITIVES:
             return text
         raise
+    if isinstance(schema, dict):
+        return {name: part for name, part in schema.items() if name not in _MARKS}
+    return schema
 
 
 def _use_own_readers(schema: Any) -> None:
