@@ -82,6 +82,10 @@ def message(body: bytes, offset: int = 5, **properties: str) -> MessageExt:
     return found._replace(body=body, properties={**found.properties, **properties})
 
 
+def with_properties(body: bytes, properties: dict[str, str]) -> MessageExt:
+    return message(body)._replace(properties=properties)
+
+
 def confluent(schema_id: int, payload: bytes) -> bytes:
     return framed(Framing.CONFLUENT, schema_id, payload, BodyFormat.AVRO)[0]
 
@@ -135,6 +139,40 @@ def test_a_property_may_name_the_schema(registry: FakeRegistry) -> None:
 
     assert decode(one) == {"id": "o1", "amount": None}
     assert decode.columns(ArrowMessages.of([one]).batch, COLUMNS).column("id").to_pylist() == ["o1"]
+
+
+@pytest.mark.parametrize(
+    ("legacy", "wanted", "other"), [(False, "content", "global"), (True, "global", "content")]
+)
+def test_an_id_of_apicurios_other_kind_names_no_schema(
+    registry: FakeRegistry, legacy: bool, wanted: str, other: str
+) -> None:
+    """K4: both kinds are small numbers, so the registry would often return another schema."""
+    decode = registry.client(legacy_id_mode=legacy).decoder(framing="apicurio-headers")
+    datum = avro(ORDER, {"id": "o1", "amount": None})
+    ids = {f"apicurio.value.{wanted}Id": "7", f"apicurio.value.{other}Id": "8"}
+    right, both, wrong = (
+        {name: ids[name] for name in names} for names in (list(ids)[:1], ids, list(ids)[1:])
+    )
+
+    for properties in (right, both):
+        assert decode(with_properties(datum, properties)) == {"id": "o1", "amount": None}
+    with pytest.raises(BadRecord, match=f"has its schema's {other}Id"):
+        decode(with_properties(datum, wrong))
+    with pytest.raises(FrameDamaged, match="has none of the properties"):
+        decode(message(datum))
+    (row,) = decode.columns(ArrowMessages.of([with_properties(datum, wrong)]).batch, COLUMNS).to_pylist()
+    assert (row["badRecord"], row["id"]) == (datum, None)
+    assert f"Have producers set apicurio.registry.use-id={wanted}Id" in row["badReason"]
+    assert registry.requests == ["/schemas/ids/7"]
+
+
+def test_json_needs_no_id_of_a_certain_kind() -> None:
+    """K4: no schema is looked up by it."""
+    decode = SchemaRegistry("http://127.0.0.1:1").decoder(framing="apicurio-headers", format="json")
+
+    for kind in ("global", "content"):
+        assert decode(with_properties(b"{}", {f"apicurio.value.{kind}Id": "7"})) == {}
 
 
 def test_json_needs_no_registry() -> None:

@@ -71,6 +71,9 @@ _NO_PROPERTIES: Final = "framing {} has the schema's id in a property: give prop
 def schema_id(body: Column, framing: str = "confluent", *, properties: Column | None = None) -> Column:
     """Return the id of a body's schema as text: digits or a GUID; null if the frame is damaged.
 
+    With ``apicurio-headers`` this is the globalId or, in a message without one, the contentId. The other
+    framings of Apicurio have either, and do not show which.
+
     Args:
         body: The column of bodies.
         framing: One of the names in ``SchemaRegistry.decoder``.

@@ -20,7 +20,14 @@ from pyspark_rocketmq.schemas.formats import (
     parse_reader_schema,
     protobuf_decoder,
 )
-from pyspark_rocketmq.schemas.framing import BodyFormat, Framing, SchemaId, split_frame
+from pyspark_rocketmq.schemas.framing import (
+    CONTENT_ID,
+    GLOBAL_ID,
+    BodyFormat,
+    Framing,
+    SchemaId,
+    split_frame,
+)
 from pyspark_rocketmq.schemas.http_lookup import RegistrySettings, lookup_of
 from pyspark_rocketmq.schemas.lookup import SchemaLookup
 from pyspark_rocketmq.schemas.structs import as_structs
@@ -199,6 +206,8 @@ class BodyDecoder:
 
     def _decode(self, body: bytes, properties: Mapping[str, str]) -> Any:
         settings = self._settings
+        if settings.framing is Framing.APICURIO_HEADERS and settings.body_format is not BodyFormat.JSON:
+            properties = _id_of_apicurio(properties, legacy_id_mode=settings.registry.legacy_id_mode)
         schema_id, payload, message_type = split_frame(
             settings.framing, body, properties, settings.body_format
         )
@@ -210,6 +219,39 @@ class BodyDecoder:
             # Several threads may do this for the same schema, with the same result.
             decode = decoders[schema_id] = _decoder(settings, schema_id)
         return decode(payload, message_type)
+
+
+def _id_of_apicurio(properties: Mapping[str, str], *, legacy_id_mode: bool) -> Mapping[str, str]:
+    """Return the property with the kind of id that the registry takes; empty if the message has no id.
+
+    Raises:
+        BadRecord: If the message has only the other kind of id, by which the registry might return another
+            schema.
+    """
+    wanted, other = (GLOBAL_ID, CONTENT_ID) if legacy_id_mode else (CONTENT_ID, GLOBAL_ID)
+    if wanted in properties:
+        return {wanted: properties[wanted]}
+    if other in properties:
+        raise BadRecord(_OTHER_ID[legacy_id_mode])
+    return {}
+
+
+_OTHER_ID: Final = {
+    False: (
+        f"The message has its schema's globalId (property {GLOBAL_ID}), but Apicurio's …/apis/ccompat takes "
+        "numbers for contentIds, so it might return another schema. Have producers set "
+        "apicurio.registry.use-id=contentId. Or set apicurio.ccompat.legacy-id-mode.enabled=true on the "
+        "server (before Apicurio 3: registry.ccompat.legacy-id-mode.enabled), and "
+        "SchemaRegistry(legacy_id_mode=True)."
+    ),
+    True: (
+        f"The message has its schema's contentId (property {CONTENT_ID}), but by "
+        "SchemaRegistry(legacy_id_mode=True) the server takes numbers for globalIds, so it might return "
+        "another schema. Have producers set apicurio.registry.use-id=globalId, or leave out legacy_id_mode "
+        "if the server is not in this mode."
+    ),
+}
+"""Errors for a message that has only the other kind of id, by ``legacy_id_mode``."""
 
 
 @lru_cache(maxsize=64)

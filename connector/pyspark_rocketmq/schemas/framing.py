@@ -15,6 +15,9 @@ Before a protobuf payload, the frame also has the indexes of the message type in
 type's name (Apicurio, except with headers).  A RocketMQ property is text, so it has a binary header as
 hexadecimal digits, in base64, or as the text of a GUID.
 
+The id in a frame of Apicurio is a globalId or a contentId, as its producer's ``apicurio.registry.use-id``
+says; only the headers show which. Both are numbers from 1 on, so one may be taken for the other.
+
 Source: ``schema_registry/serde.py`` of confluent-kafka-python; ``Default4ByteIdHandler``,
 ``Legacy8ByteIdHandler`` and ``DefaultHeadersHandler`` of Apicurio Registry; ``AvroSerializer``, whose id is
 Avro bytes of length 8, and ``JsonSerializer`` of rocketmq-schema-registry; ``AvroConverter`` and
@@ -35,7 +38,9 @@ from uuid import UUID
 from pyspark_rocketmq.errors import FrameDamaged
 
 CONFLUENT_PROPERTY: Final = "__value_schema_id"
-APICURIO_PROPERTIES: Final = ("apicurio.value.globalId", "apicurio.value.contentId")
+GLOBAL_ID: Final = "apicurio.value.globalId"
+CONTENT_ID: Final = "apicurio.value.contentId"
+APICURIO_PROPERTIES: Final = (GLOBAL_ID, CONTENT_ID)
 _NO_PROPERTIES: Final[Mapping[str, str]] = MappingProxyType({})
 _MOST_SHOWN: Final = 24
 """Maximum number of bytes that an error shows."""

@@ -35,6 +35,8 @@ class RegistrySettings:
     wait_s: float = 10.0
     request_timeout_s: float = 5.0
     not_found_s: float = 10.0
+    legacy_id_mode: bool = False
+    """Whether the registry takes numbers for Apicurio's globalIds instead of contentIds."""
 
     def __post_init__(self) -> None:
         if problems := tuple(self._problems()):

@@ -25,6 +25,9 @@ class SchemaRegistry:
         request_timeout_s: Maximum time of a request in seconds.
         not_found_s: Seconds for which an id counts as unknown, without a new request, after a look-up in
             vain.
+        legacy_id_mode: Whether the registry is an Apicurio with the setting
+            ``apicurio.ccompat.legacy-id-mode.enabled=true``, so that it takes numbers for globalIds. By
+            default it takes them for contentIds.
 
     Raises:
         OptionError: If an argument is wrong.
@@ -41,6 +44,7 @@ class SchemaRegistry:
         wait_s: float = 10.0,
         request_timeout_s: float = 5.0,
         not_found_s: float = 10.0,
+        legacy_id_mode: bool = False,
     ) -> None:
         urls = (url,) if isinstance(url, str) else tuple(url)
         self._settings = RegistrySettings(
@@ -52,6 +56,7 @@ class SchemaRegistry:
             wait_s=wait_s,
             request_timeout_s=request_timeout_s,
             not_found_s=not_found_s,
+            legacy_id_mode=legacy_id_mode,
         )
 
     @property
@@ -75,7 +80,10 @@ class SchemaRegistry:
         Args:
             framing: How bodies name their schema: ``confluent``, ``confluent-headers``, ``apicurio``,
                 ``apicurio-legacy``, ``apicurio-headers``, ``rocketmq-avro``, ``rocketmq-json`` or
-                ``rocketmq-connect``.
+                ``rocketmq-connect``. With ``apicurio-headers``, a message that has only the kind of id that
+                the registry does not take is a bad record. The frames of ``apicurio`` and
+                ``apicurio-legacy`` do not show the kind: have producers write contentIds
+                (``apicurio.registry.use-id=contentId``), or globalIds if ``legacy_id_mode`` is set.
             format: ``avro`` (needs the extra ``avro``), ``protobuf`` (needs the extra ``protobuf``) or
                 ``json``, for which no schema is looked up.
             reader_schema: Avro schema, as JSON, to whose fields and types values are converted. By default
