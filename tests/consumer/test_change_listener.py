@@ -105,6 +105,37 @@ def problem_of(*decoded: Decoded, **settings: Any) -> str:
     return problem
 
 
+def test_the_body_is_in_the_first_bad_row_of_a_message() -> None:
+    """K1: else a message of thousands of bad changes would be stored thousands of times; the place is enough."""
+    bad = [BadChange(f"bad {number}", ORDERS) for number in range(3)]
+
+    rows = rows_of(change(), bad[0], change(), *bad[1:])
+
+    assert [(row.get(PROBLEM), row.get(BODY)) for row in rows if row[OPERATION] == "bad"] == [
+        ("bad 0", b"body"),
+        ("bad 1", None),
+        ("bad 2", None),
+    ]
+
+
+def test_a_row_that_ends_the_query_takes_the_body_from_no_other() -> None:
+    """K5: it is not stored, or not even counted if the table lacks a dropped column anyway."""
+    dropped = SchemaChange(
+        table=ORDERS, statement="ALTER TABLE orders DROP COLUMN seen", kind="alter", position=(1, 1)
+    )
+
+    ends, bad = rows_of(dropped, BadChange("bad", ORDERS), schema_changes="evolve")
+
+    assert (ends[OPERATION], ends.get(BODY), bad.get(BODY)) == (SCHEMA, None, b"body")
+
+
+def test_a_reason_is_no_longer_than_it_helps() -> None:
+    """K1: it may contain names of the message, in each row."""
+    [row] = rows_of(BadChange("x" * 1_000_000, ORDERS))
+
+    assert len(row[PROBLEM]) == 4_000
+
+
 def test_a_row_for_each_change() -> None:
     """K1: a change has its values, its place and what it lacks."""
     at = order_of((7, 3), 0, 0)

@@ -492,6 +492,19 @@ def test_a_bad_change_of_an_unknown_table_shows_no_body_if_a_route_hides_columns
     assert "7 secret" in _bad_row(_canal(id="1", born="7 secret"), masking)["__problem"]
 
 
+def test_the_body_is_in_the_first_bad_row_of_a_message_that_shows_it() -> None:
+    """K2: a message of thousands of bad changes is not stored thousands of times."""
+    routes = [rmq.TableRoute(source=r"shop\.masked", mask=["id"]), rmq.TableRoute()]
+    bad = [BadChange("bad", SourceTable("shop", None, name)) for name in ("masked", "t", "masked", "t", "t")]
+    sink = ChangeTables("/lake", envelope="canal", source_time_zone="UTC", routes=routes, mask_salt="s")
+    listener = TablesListener(sink)
+    given: Any = SimpleNamespace(decode=lambda _: bad)
+    listener._envelope = given
+    message: Any = SimpleNamespace(body=b"body", keys="", properties={}, queue_offset=0, store_timestamp=0)
+
+    assert [row["__body"] for row in listener.rows(message)] == [None, b"body", None, None, None]
+
+
 def _bad_row(body: bytes, route: rmq.TableRoute) -> dict[str, Any]:
     sink = ChangeTables("/lake", envelope="canal", source_time_zone="UTC", routes=[route], mask_salt="s")
     message: Any = SimpleNamespace(body=body, keys="", properties={}, queue_offset=0, store_timestamp=0)

@@ -54,6 +54,8 @@ from pyspark_rocketmq.sinks.change_table.versions import TIME
 _BAD: Final = "bad"
 """Operation of a change that cannot be applied."""
 _MESSAGES_PER_CALL: Final = 128
+_LONGEST_REASON: Final = 4_000
+"""Maximum number of characters of a reason, which may contain names and values of the message."""
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
@@ -164,11 +166,13 @@ class ChangeListener:
                 context.emit(message, **row)
 
     def _rows_of(self, message: MessageExt, contents: Sequence[Decoded]) -> Iterator[dict[str, Any]]:
+        body: bytes | None = message.body
         for number, decoded in enumerate(contents):
             try:
                 row = self._row(decoded, message, number)
             except Unusable as problem:
-                row = bad_row(decoded, problem, message.body)
+                row = bad_row(decoded, problem, body)
+                body = body if row[BODY] is None else None
             if row is not None:
                 yield row
 
@@ -367,10 +371,18 @@ def removal(change: SchemaChange, removed: Sequence[str]) -> SchemaChanged:
 def bad_row(decoded: Decoded, problem: Unusable, body: bytes | None) -> dict[str, Any]:
     """Return the row for a change that cannot be applied: operation, reason, and its message's ``body``.
 
-    ``body`` is None if the row must not show it.
+    ``body`` is None if the row must not show it, or if an earlier row of the message has it: a message of
+    a thousand changes would else be stored a thousand times. A row that ends the query has no body either, as
+    it is not stored.
     """
     operation = _operation(decoded, problem)
-    return {OPERATION: operation, PROBLEM: str(problem), BODY: body, ABSENT: problem.columns}
+    reason = str(problem)
+    return {
+        OPERATION: operation,
+        PROBLEM: reason if len(reason) <= _LONGEST_REASON else reason[: _LONGEST_REASON - 1] + "…",
+        BODY: body if operation == _BAD else None,
+        ABSENT: problem.columns,
+    }
 
 
 def place_of(change: Change, message: MessageExt, number: int, *, by_queue: bool) -> Order:

@@ -37,6 +37,7 @@ from pyspark_rocketmq.model import ConsumeOrderlyStatus, MessageExt
 from pyspark_rocketmq.sinks.base import RoutesChanges
 from pyspark_rocketmq.sinks.change_table.carried import carried
 from pyspark_rocketmq.sinks.change_table.columns import (
+    BODY,
     KEYS,
     MORE,
     SOURCE,
@@ -78,6 +79,7 @@ class TablesListener:
     def rows(self, message: MessageExt) -> Iterator[dict[str, Any]]:
         """Yield a row for each change in a message that a table is to get, or that cannot be used."""
         given = ChangeMessage(message.body, message.keys or "", message.properties)
+        body: bytes | None = message.body
         for number, decoded in enumerate(self._envelope.decode(given)):
             if not isinstance(decoded, Change | BadChange | SchemaChange):
                 continue
@@ -89,7 +91,8 @@ class TablesListener:
             except Unusable as problem:
                 # The body has the values of hidden columns, perhaps also one whose table is unknown.
                 hides = self._router.hides_columns if routed is None else routed.route.hides_columns
-                row = bad_row(decoded, problem, None if hides else message.body)
+                row = bad_row(decoded, problem, None if hides else body)
+                body = body if row[BODY] is None else None
             if row is not None:
                 where = {} if routed is None else {SOURCE: routed.source}
                 yield row | {TARGET: "" if routed is None else routed.target, **where}

@@ -14,12 +14,13 @@ import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable
 
-from pyspark_rocketmq.delta.files import WrittenFile
+from pyspark_rocketmq.delta.files import GrowingFile, WrittenFile
+from pyspark_rocketmq.delta.storage_options import NO_OPTIONS
 from pyspark_rocketmq.errors import OptionError, SchemaError
 from pyspark_rocketmq.model import MessageQueue
 from pyspark_rocketmq.sinks.delta import task_files
 from pyspark_rocketmq.sinks.delta.sink import DeltaSink
-from pyspark_rocketmq.sinks.delta.task_files import TaskWriter
+from pyspark_rocketmq.sinks.delta.task_files import TaskFolder, TaskWriter
 from pyspark_rocketmq.wire.columnar.schema import POSITION_FIELDS
 from tests.helpers.sink_rows import files_of
 
@@ -282,6 +283,33 @@ def test_the_row_groups_of_many_open_files_wait_for_no_more_than_a_bound(
         assert sum(file.gathered_bytes for file in files._open.values()) <= bound
 
     assert sum(file.num_records for file in files.finish()) == 1000
+
+
+def test_the_driver_reads_a_task_s_rows_in_pieces_of_a_row_group(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """H1: a row group is bounded by bytes; 65,536 rows of large values would not fit into memory."""
+    monkeypatch.setattr("pyspark_rocketmq.delta.files._ROW_GROUP_BYTES", 3_000)
+    large = "x" * 1_000
+    batches = [rows(large, large, start=start) for start in range(0, 20, 2)]
+    other = MessageQueue("orders", "broker-a", 1)
+    written = files_of(writer(tmp_path), iter(batches))
+    folder = TaskFolder(str(tmp_path), NO_OPTIONS)
+    kept: list[int] = []
+    add = GrowingFile.add
+
+    def adding(file: GrowingFile, piece: pa.RecordBatch) -> None:
+        kept.append(piece.num_rows)
+        add(file, piece)
+
+    monkeypatch.setattr(GrowingFile, "add", adding)
+
+    pieces = list(folder.stream(written))
+    [same] = [folder.without(file, SCHEMA, {other}) for file in written]
+
+    assert [piece.num_rows for piece in pieces] == [4] * 5
+    assert pa.concat_tables(pieces)["queueOffset"].to_pylist() == list(range(20))
+    assert (same, kept) == (written[0], [4] * 5)
 
 
 def test_an_existing_tables_partitioning_is_kept(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from pyspark_rocketmq.wire.columnar.schema import POSITION_FIELDS
 PROBLEM: Final = "__problem"
 """Column with the reason why a change cannot be applied; null for one that can."""
 BODY: Final = "__body"
-"""Column with the body of a message that cannot be applied; null for others."""
+"""Column with the body of a message, in the row of its first change that cannot be applied; else null."""
 MORE: Final = "__more"
 """Column for values that have no column in the row, as a text of ``carried.carried``; null for most changes.
 

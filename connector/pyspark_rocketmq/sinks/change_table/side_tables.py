@@ -328,7 +328,10 @@ class PastChanges:
 
 @dataclass(frozen=True, kw_only=True)
 class BadChanges:
-    """Changes that could not be applied, with their message's position; a change may be there twice."""
+    """Changes that could not be applied, with their message's position; a change may be there twice.
+
+    Of the changes with the same position, the first has the message's body, unless a route hides columns.
+    """
 
     uri: str
     storage: StorageOptions

@@ -200,11 +200,11 @@ class TaskFolder:
         )
 
     def stream(self, files: Sequence[WrittenFile]) -> Iterator[pa.Table]:
-        """Yield the rows of ``files`` in batches, one at a time in memory."""
+        """Yield the rows of ``files`` in batches, of which one at a time is in memory."""
         filesystem, folder = self._place()
         for file in files:
             with filesystem.open_input_file(f"{folder}/{file.path}") as stored:
-                for batch in pq.ParquetFile(stored).iter_batches():
+                for batch in _pieces(stored):
                     yield pa.Table.from_batches([batch])
 
     def without(
@@ -219,7 +219,7 @@ class TaskFolder:
         rest = GrowingFile(filesystem, folder, schema, file.partition_values)
         try:
             with filesystem.open_input_file(f"{folder}/{file.path}") as stored:
-                for batch in pq.ParquetFile(stored).iter_batches():
+                for batch in _pieces(stored):
                     for kept in _of_other_queues(batch, file.partition_values, schema, queues):
                         rest.add(kept)
             if 0 < rest.num_records < file.num_records:
@@ -245,6 +245,16 @@ class TaskFolder:
             except OSError as error:
                 self._storage.describe_error(error)
                 logger.info("file of a merged batch left for VACUUM path=%s", file.path, exc_info=True)
+
+
+def _pieces(stored: pa.NativeFile) -> Iterator[pa.RecordBatch]:
+    """Yield the rows of a file that a task wrote, in pieces that are no larger than a row group.
+
+    The task had each row group in memory. Without this limit a piece has 65,536 rows, whatever their size.
+    """
+    parquet = pq.ParquetFile(stored)
+    for number in range(parquet.num_row_groups):
+        yield from parquet.iter_batches(row_groups=[number])
 
 
 def _of_other_queues(
