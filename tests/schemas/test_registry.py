@@ -538,6 +538,71 @@ def test_a_schema_with_references_without_end_is_refused() -> None:
         schemas.with_references(schemas.schema(1))
 
 
+def test_a_version_that_came_again_with_another_schema_is_asked_for_again(registry: FakeRegistry) -> None:
+    """K4: after a permanent deletion a subject's numbers begin again, while ids never do."""
+    schemas = lookup(registry)
+    found: list[str] = []
+    for number, text in ((8, "old"), (9, "new")):
+        registry.add(number, f"user of {text}", references=[{"name": "b", "subject": "b", "version": 1}])
+        registry.schemas["subjects/b/versions/1"] = {"schema": text}
+        found.append(schemas.with_references(schemas.schema(number))["b"].text)
+
+    assert found == ["old", "new"]
+
+
+def test_the_next_try_goes_on_from_the_references_that_were_found() -> None:
+    """K4: else a slow registry with many references would never be through in time; one user's are no other's."""
+    clock = FakeClock()
+    answered: list[str] = []
+
+    def get(url: str, timeout_s: float) -> Answer:
+        clock.advance(max(0.0, min(4.0, timeout_s)))
+        if timeout_s < 4.0:
+            raise SchemaRegistryDown(url, "timed out")
+        answered.append(url)
+        return FOUND
+
+    schemas = SchemaLookup(
+        ("http://a",), get, clock, clock.advance, wait_s=10.0, request_timeout_s=5.0, not_found_s=10.0
+    )
+    references = tuple(SchemaReference(f"r{number}", f"r{number}", 1) for number in range(7))
+
+    for text in ("a", "b"):
+        for _ in range(3):
+            with pytest.raises(SchemaRegistryDown):
+                schemas.with_references(RegisteredSchema(text, references))
+        found = schemas.with_references(RegisteredSchema(text, references))
+        assert list(found) == [each.name for each in references]
+
+    assert len(answered) == 2 * len(set(answered)) == 14
+    assert schemas._unfinished == {}
+
+
+def test_references_of_schemas_that_cannot_be_used_are_not_kept() -> None:
+    """K4: neither if one is unknown, nor of too many schemas while the registry is away."""
+    clock = FakeClock()
+    last = UNKNOWN
+
+    def get(url: str) -> Answer:
+        if "/b/" not in url:
+            return FOUND
+        if last is FOUND:
+            raise SchemaRegistryDown(url, "refused")
+        return last
+
+    schemas = scripted(clock, get)
+    both = tuple(SchemaReference(name, name, 1) for name in "ab")
+    with pytest.raises(SchemaNotFound):
+        schemas.with_references(RegisteredSchema("user", both))
+    assert schemas._unfinished == {}
+    last = FOUND
+    clock.advance(60.0)
+    for number in range(100):
+        with pytest.raises(SchemaRegistryDown):
+            schemas.with_references(RegisteredSchema(f"user {number}", both))
+    assert len(schemas._unfinished) == 64
+
+
 def test_the_clock_of_production_is_the_systems(registry: FakeRegistry) -> None:
     """K4: deadlines of look-ups."""
     assert isinstance(lookup(registry)._clock, SystemClock)

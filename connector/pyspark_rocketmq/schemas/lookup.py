@@ -1,7 +1,9 @@
 """Looks schemas up in a registry that speaks Confluent's REST form, once for each id in a process.
 
 Rule 1: the schema of an id never changes, so a schema that was found is kept for ever.  An unknown id is
-asked for again, but only after some seconds (``not_found_s``).
+asked for again, but only after some seconds (``not_found_s``).  A subject's version may come again with
+another schema, after a permanent deletion.  So schemas that another one refers to are kept only until all of
+its references are found: the next try after an outage goes on from there.
 Rule 2: threads that want the same schema wait for one request; nothing waits under the lock.
 Rule 3: a schema counts as unknown only if the answer has a registry's own error code for this.  After any
 other answer without a schema, of a server or a proxy, the registry counts as down.
@@ -36,6 +38,8 @@ _RETRIES: Final = RetryPolicy(attempts=2**31, first_pause_s=0.1, max_pause_s=2.0
 _MOST_MISSING: Final = 10_000
 """Maximum number of unknown ids that are remembered, since foreign bytes may contain any ids."""
 _MOST_REFERENCES: Final = 200
+_MOST_UNFINISHED: Final = 64
+"""Maximum number of schemas of which some references are kept, since others were not found yet."""
 _UNKNOWN: Final = range(40400, 40500)
 """Confluent's error codes for a subject, a version or a schema that is not there."""
 _LAG_S: Final = 3.0
@@ -79,13 +83,17 @@ class SchemaPath:
     path: str
     shown: str
     """Name of the schema for errors, such as ``id 7``."""
+    is_fixed: bool
+    """Whether the path always leads to the same schema, as an id does."""
 
     @classmethod
     def of_id(cls, schema_id: int | UUID, *, serialized: bool) -> SchemaPath:
         """Return the path for a schema by its id or GUID; ``serialized`` asks for a protobuf descriptor."""
         kind = "guids" if isinstance(schema_id, UUID) else "ids"
         return cls(
-            f"/schemas/{kind}/{schema_id}" + _query(serialized=serialized), f"{kind.rstrip('s')} {schema_id}"
+            f"/schemas/{kind}/{schema_id}" + _query(serialized=serialized),
+            f"{kind.rstrip('s')} {schema_id}",
+            is_fixed=True,
         )
 
     @classmethod
@@ -99,6 +107,7 @@ class SchemaPath:
         return cls(
             f"{path}{query}{'&' if query else '?'}deleted=true",
             f"version {reference.version} of subject {peer_text(reference.subject)}",
+            is_fixed=False,
         )
 
 
@@ -141,6 +150,9 @@ class SchemaLookup:
         self._not_found_s = not_found_s
         self._lock = threading.Lock()
         self._found: dict[SchemaPath, RegisteredSchema] = {}
+        """Schemas by paths that are fixed."""
+        self._unfinished: dict[RegisteredSchema, dict[SchemaPath, RegisteredSchema]] = {}
+        """Schemas that were found for one that refers to them, while others of its references are missing."""
         self._missing: dict[SchemaPath, float] = {}
         """Moments, on the monotonic clock, until which schemas count as unknown; the oldest comes first."""
         self._waits_from = 0.0
@@ -178,26 +190,52 @@ class SchemaLookup:
             SchemaNotFound: If the registry lacks one of them.
             SchemaRegistryDown: If no answer with a schema came within ``wait_s``, or a request was refused.
         """
+        deadline = self._deadline()
+        kept = self._begun(schema)
+
+        def look_up(reference: SchemaReference) -> RegisteredSchema:
+            place = SchemaPath.of_reference(reference, serialized=serialized)
+            if (known := kept.get(place)) is None:
+                known = kept[place] = self._look_up(place, deadline)
+            return known
+
         found: dict[str, RegisteredSchema] = {}
-        self._add_references(schema, found, frozenset(), self._deadline(), serialized=serialized)
+        try:
+            self._add_references(schema, found, frozenset(), look_up)
+        except SchemaRegistryDown:
+            raise
+        except BaseException:
+            self._end(schema)
+            raise
+        self._end(schema)
         return found
+
+    def _begun(self, schema: RegisteredSchema) -> dict[SchemaPath, RegisteredSchema]:
+        """Return the schemas that earlier tries have found for ``schema``; the caller adds others."""
+        with self._lock:
+            kept = self._unfinished.setdefault(schema, {})
+            if len(self._unfinished) > _MOST_UNFINISHED:
+                del self._unfinished[next(iter(self._unfinished))]
+            return kept
+
+    def _end(self, schema: RegisteredSchema) -> None:
+        with self._lock:
+            self._unfinished.pop(schema, None)
 
     def _add_references(
         self,
         schema: RegisteredSchema,
         found: dict[str, RegisteredSchema],
         users: frozenset[str],
-        deadline: Deadline,
-        *,
-        serialized: bool,
+        look_up: Callable[[SchemaReference], RegisteredSchema],
     ) -> None:
         for reference in schema.references:
             if reference.name in found or reference.name in users:
                 continue
             if len(found) + len(users) >= _MOST_REFERENCES:
                 raise SchemaRegistryRefused(self._urls[0], f"a schema has over {_MOST_REFERENCES} references")
-            used = self._look_up(SchemaPath.of_reference(reference, serialized=serialized), deadline)
-            self._add_references(used, found, users | {reference.name}, deadline, serialized=serialized)
+            used = look_up(reference)
+            self._add_references(used, found, users | {reference.name}, look_up)
             found[reference.name] = used
 
     def _deadline(self) -> Deadline:
@@ -262,7 +300,8 @@ class SchemaLookup:
             )
             raise
         with self._lock:
-            self._found[place] = schema
+            if place.is_fixed:
+                self._found[place] = schema
             self._asked.pop(place, None)
         future.set_result(schema)
         return schema
