@@ -42,7 +42,7 @@ def test_a_body_that_is_more_than_one_json_object_is_a_bad_record(spark: SparkSe
             b'{"id":"1"}' + rest
             for rest in (
                 b'\n{"id":"2"}', b'{"id":"2"}', b',{"id":"2"}', b"garbage", b"\0\0", b"]", b"}", b"]}", b",", b"1", b'],"x":[{}',
-                b'],"x":[{"id":"2"}]}garbage', b"/* open", b"// comment", b"\xc2\xa0", b"\xef\xbb\xbf",
+                b'],"x":[{"id":"2"}]}garbage', b',{"id":"2"}],"x":[{}', b',{}],"x":[{}', b',null],"x":[{}', b',{"end":1}],"x":[{}', b"/* open", b"// comment", b"\xc2\xa0", b"\xef\xbb\xbf",
             )
         ]
         + [b"", b" ", b"null", b'"x"', b"5", b'[{"id":"1"}]', b"[]", b'\xef\xbb\xbf{"id":"1"}', b'{"id":"1"', b'"x":{"id":"1"}'],

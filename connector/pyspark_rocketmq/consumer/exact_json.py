@@ -2,9 +2,9 @@
 
 Spark's parser stops after the first value, replaces bytes that are not UTF-8 with U+FFFD, and rounds numbers
 with more digits than their column has. So a body is parsed as the first element of an array, to which this
-module adds a second element: the array has two elements exactly if the body is one value. Decimals of less
-than 38 digits and ``TINYINT``, which Spark rounds or cuts off, are first parsed into a wider type, and
-refused if they do not fit the type of their column.
+module adds a second element: the array has two elements, of which the second is the added one, exactly if the
+body is one value. Decimals of less than 38 digits and ``TINYINT``, which Spark rounds or cuts off, are first
+parsed into a wider type, and refused if they do not fit the type of their column.
 
 The whole check is one expression, which contains ``from_json`` once: Spark would parse again wherever a
 ``CASE`` repeats the call. Few bodies are parsed a second time, into strings (``json_as_sent``): those that
@@ -70,7 +70,8 @@ def exact_json(body: Column, schema: StructType, options: Mapping[str, str]) -> 
     def decoded(parsed: Column) -> Column:
         elements = parsed[ours]
         value = elements[0]
-        is_one = parsed[_CORRUPT].isNull() & (sf.size(elements) == 2) & value.isNotNull()
+        is_ended = (sf.size(elements) == 2) & elements[1][ours].isNotNull()
+        is_one = parsed[_CORRUPT].isNull() & is_ended & value.isNotNull()
         checks = _checks(value, schema, _infinity_is_sent(text))
         is_exact = is_one if checks is None else is_one & checks
         as_sent = has_fields_once(text, schema, options) & has_whole_times(text, schema, options)
