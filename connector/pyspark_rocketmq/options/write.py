@@ -156,10 +156,11 @@ class WriteOptions(ConnectionOptions):
         "writeId", text_value, None, default_text="stream: the query's id; batch: a new one"
     ).doc(
         "Name of this write. A message's UNIQ_KEY (`msgId`) is made from it, from the numbers of batch, "
-        "partition and row, and from the row's columns. If the same rows in the same order and partitions "
-        "are written again under the same `writeId`, they get the same keys, and readers recognise them. Use "
-        "another `writeId` for other rows. Micro-batches have different numbers, also within `foreachBatch`, "
-        "but not over Spark Connect or in a thread of your own: put the number into `writeId` there."
+        "partition and row, and from the columns of all rows of its record batch. If the same rows in the "
+        "same order and partitions are written again under the same `writeId`, they get the same keys, and "
+        "readers recognise them. Use another `writeId` for other rows. Micro-batches have different numbers, "
+        "also within `foreachBatch`, but not over Spark Connect or in a thread of your own: put the number "
+        "into `writeId` there."
     )
 
     def cross_field_problems(self) -> list[str]:
