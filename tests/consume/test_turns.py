@@ -218,6 +218,18 @@ def test_an_open_task_has_shorter_times() -> None:
     assert turns.next(1.0, calls_s=[0.0]) == (about(1.0 + OPEN_PACE.patience_s),)
 
 
+def test_a_queue_that_must_wait_gets_no_worker() -> None:
+    """D3: however long it has waited, and whether or not it was suspended; other queues do."""
+    turns: TaskTurns[str] = TaskTurns(0.0, reads=False, pace=OPEN_PACE)
+    turns.arrived(["a", "b"], 0.0)
+    turns.begins_suspended("c", 0.5)
+
+    assert turns.next(1.0, must_wait={"a", "c"}.__contains__) == Turn("b", TURN_S)
+    turns.ended("b")
+    assert turns.next(2.0, must_wait={"a", "c"}.__contains__) == Rest(inf)
+    assert turns.next(3.0, must_wait={"c"}.__contains__) == Turn("a", TURN_S)
+
+
 def test_a_turn_lasts_while_no_other_range_waits() -> None:
     """D1: a task of one queue does nothing but deliver."""
     turns = task_with("a")

@@ -94,6 +94,8 @@ class Driver(RangeInstructions):
         self.given_up: set[MessageQueue] = set()
         self.stopped = False
         self.paused = False
+        self.waiting: set[MessageQueue] = set()
+        """Queues that must begin no delivery for now."""
         self.counted: list[int] | None = None
         """Sizes of rows; None if nobody wants them."""
         self.standing: list[tuple[MessageQueue, str, bool]] = []
@@ -114,6 +116,9 @@ class Driver(RangeInstructions):
 
     def is_paused(self) -> bool:
         return self.paused
+
+    def must_wait(self, queue: MessageQueue) -> bool:
+        return queue in self.waiting
 
     def notifies(self, changed: Callable[[], None]) -> None:
         self.changed = changed
@@ -146,6 +151,10 @@ class Driver(RangeInstructions):
 
     def pause(self, *, is_paused: bool = True) -> None:
         self.paused = is_paused
+        self.changed()
+
+    def wait(self, *queues: MessageQueue) -> None:
+        self.waiting = set(queues)
         self.changed()
 
     def give_up(self, *queues: MessageQueue) -> None:
@@ -328,6 +337,68 @@ def test_what_is_given_up_in_a_pause_ends_in_it(task: Running) -> None:
     give_time(task.driver)
     task.driver.give_up(QUEUE)
     wait_until(lambda: task.source.left == [QUEUE])
+    task.end()
+
+    assert not task.calls
+    assert task.ends() == {QUEUE: 0, OTHER: 0}
+    assert not task.driver.standing
+
+
+def test_a_queue_that_must_wait_goes_on_later_and_others_meanwhile(task: Running) -> None:
+    """D3, I3: as at a batch's end, after the queue's call in hand; its range does not end."""
+    gate = Gate(task, (3, 0))
+    task.start()
+    task.source.send(piece(MINE, 0, 1), piece(THEIRS))
+    # The concurrent engine calls the listener with both messages at the same time.
+    mine = [(3, 0)] if task.is_orderly else [(3, 0), (3, 1)]
+    wait_until(lambda: sorted(task.calls) == mine)
+    task.driver.wait(QUEUE)
+    task.source.send(piece(MINE, 2), piece(THEIRS, 0))
+    wait_until(lambda: (4, 0) in task.calls)
+    gate.open()
+    wait_until(lambda: not task.driver.calls())
+    task.source.send(piece(THEIRS, 1))
+    wait_until(lambda: (4, 1) in task.calls)
+    give_time(task.driver)
+    assert sorted(task.calls) == [*mine, (4, 0), (4, 1)]
+
+    task.driver.wait()
+    wait_until(lambda: sorted(task.calls) == [(3, 0), (3, 1), (3, 2), (4, 0), (4, 1)])
+    task.end()
+    assert task.ends() == {QUEUE: 3, OTHER: 2}
+    assert not task.driver.standing
+
+
+def test_a_queue_may_have_to_wait_just_before_a_delivery() -> None:
+    """D3, I3: the worker has the queue already, and nothing of it."""
+    task = Running(is_orderly=True)
+
+    class Waiting(RangeConsumer):
+        def borrow(self) -> AbstractContextManager[Call]:
+            task.driver.wait(QUEUE)
+            return super().borrow()
+
+    task.consumer = Waiting
+    task.start()
+    task.source.send(piece(MINE, 0))
+    wait_until(lambda: task.driver.waiting)
+    give_time(task.driver)
+
+    assert not task.calls
+    task.end()
+    assert task.ends() == {QUEUE: 0}
+
+
+@pytest.mark.parametrize("is_stopped", [True, False], ids=["stopped", "given up"])
+def test_a_queue_that_must_wait_can_end(task: Running, is_stopped: bool) -> None:
+    """D7, I3: without one call more."""
+    task.start()
+    task.driver.wait(QUEUE)
+    task.source.send(piece(MINE, 0, 1), piece(THEIRS))
+    give_time(task.driver)
+    if not is_stopped:
+        task.driver.give_up(QUEUE)
+        wait_until(lambda: task.source.left == [QUEUE])
     task.end()
 
     assert not task.calls

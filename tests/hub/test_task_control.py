@@ -374,14 +374,16 @@ def test_a_task_with_open_ranges_waits_for_its_suspended_queues_until_it_is_ende
 
 
 def test_a_task_reports_when_the_calls_have_ended_that_were_in_hand_at_the_announcement() -> None:
-    """D3, I3: the queue of the long call makes no further one, and the other queue goes on."""
+    """D3, I3: the queue of the long call makes no further one for a while, and the other queue goes on."""
     task, changes, may_end = Task(), threading.Event(), threading.Event()
     task.control.notifies(changes.set)
     task.control.shows_calls(lambda: {} if may_end.is_set() else {A: 60.0})
     for _ in range(2):
         task.control.receive(EndSoon("t"))
     assert changes.wait(PATIENCE_S)
-    assert (task.control.is_given_up(A), task.control.is_given_up(B)) == (True, False)
+    assert (task.control.must_wait(A), task.control.must_wait(B)) == (True, False)
+    assert not task.control.is_given_up(A)
+    assert not task.control.is_paused()
     assert task.control.fate(A) is Fate.KEPT
     assert task.connection.taken() == []
 
@@ -390,7 +392,13 @@ def test_a_task_reports_when_the_calls_have_ended_that_were_in_hand_at_the_annou
     assert task.connection.taken() == [CallsEnded("t")]
     task.control.receive(EndSoon("t"))
     wait_until(lambda: task.connection.has(CallsEnded("t")), PATIENCE_S)
-    assert not task.control.is_given_up(B)
+    assert (task.control.must_wait(A), task.control.must_wait(B)) == (True, False)
+
+    changes.clear()
+    task.control.receive(EndTask("t", EndReason.TIME))
+    wait_until(lambda: not task.control.must_wait(A), PATIENCE_S)
+    assert changes.is_set()
+    assert task.control.is_given_up(A)
 
 
 @pytest.mark.parametrize("outcome", ["done", "failed"])
@@ -399,7 +407,7 @@ def test_a_task_that_has_ended_waits_for_no_calls(outcome: str) -> None:
     task, before = Task(), set(threading.enumerate())
     task.control.shows_calls(lambda: {A: 60.0})
     task.control.receive(EndSoon("t"))
-    wait_until(lambda: task.control.is_given_up(A), PATIENCE_S)
+    wait_until(lambda: task.control.must_wait(A), PATIENCE_S)
     if outcome == "done":
         task.control.done(None)
     else:

@@ -149,14 +149,16 @@ class _Calls(CallsInHand):
 
     def __init__(self, task: Task) -> None:
         control = task.control
-        super().__init__(lambda: control._all, control._end_queues, control._calls_ended)
+        super().__init__(lambda: control._all, self._wait_and_work, control._calls_ended)
         self._task = task
 
-    def watch(self) -> None:
+    def begin(self) -> None:
         """See ``CallsInHand``."""
-        is_watched, self._is_watched = self._is_watched, True
-        if not is_watched:
-            self._watch(AnnouncedEnd(self._task.world.now_s))
+        self._watch(AnnouncedEnd(self._task.world.now_s))
+
+    def _wait_and_work(self, queues: frozenset[MessageQueue]) -> None:
+        self._task.control._wait(queues)
+        self._task.work()
 
     def _watch(self, end: AnnouncedEnd) -> None:
         task = self._task
@@ -246,6 +248,7 @@ class Task:
             turns.rotate(-1)
             each = turns[0]
             is_held = each.is_given_up or each.is_standing or self.control.is_given_up(each.queue)
+            is_held = is_held or self.control.must_wait(each.queue)
             if not is_held and each.next_call(ends[each.queue], now_s, settings):
                 self._call, self._call_began_s = each, now_s
                 self.world.check_delivery(self, each.queue)

@@ -102,8 +102,17 @@ class RangeInstructions:
         """
         return False
 
+    def must_wait(self, queue: MessageQueue) -> bool:  # noqa: ARG002 - a subclass's
+        """Return whether no delivery of ``queue`` may begin now, while other queues go on.
+
+        The task reads this before every delivery. It can be true only in real time.
+        """
+        return False
+
     def notifies(self, changed: Callable[[], None]) -> None:
-        """Set the function to call when ``is_paused`` or ``is_given_up`` has changed; it must not wait.
+        """Set the function to call when ``is_paused``, ``must_wait`` or ``is_given_up`` has changed.
+
+        The function must not wait.
 
         Engines need it in real time: there a queue may have no messages for hours, so the task must be
         notified.
@@ -278,6 +287,7 @@ class TaskTurns(Generic[QueueT]):
         calls_s: Sequence[float] = (),
         is_batch_at_work: bool = False,
         memory: Memory = Memory.PLENTY,
+        must_wait: Callable[[QueueT], bool] = lambda _: False,
     ) -> Turn[QueueT] | Rest:
         """Return the next work for a worker that has finished its work; if there is none, when to ask again.
 
@@ -287,14 +297,13 @@ class TaskTurns(Generic[QueueT]):
             is_batch_at_work: Whether other tasks of the micro-batch have work, so that the micro-batch goes
                 on even if this task ends.
             memory: Memory that is left for reading more.
+            must_wait: Returns whether a queue gets no worker for now, although it is due.
         """
         is_slow = max(calls_s, default=0.0) >= self._pace.slow_s
         self._has_been_slow = is_slow or (self._has_been_slow and self._pace.remembers)
         if not self._waiting or not (self.is_led or is_batch_at_work):
             return Rest(inf)
-        waiting = list(self._waiting.values())
-        if memory is Memory.GONE and (self._in_hand or len(waiting) > 1):
-            waiting = [each for each in waiting if each.queue is not None]
+        waiting = self._waiting_now(memory, must_wait)
         due = [each for each in waiting if each.due_s <= now_s]
         if not due:
             return Rest(min((each.due_s for each in waiting), default=inf))
@@ -307,6 +316,15 @@ class TaskTurns(Generic[QueueT]):
         self._suspended.discard(first.queue)
         self._in_hand[first.queue] = self._in_hand.get(first.queue, 0) + 1
         return Turn(first.queue, self._lasts_s(now_s))
+
+    def _waiting_now(self, memory: Memory, must_wait: Callable[[QueueT], bool]) -> list[_Waiting[QueueT]]:
+        """Return what may get a worker now, or when it is due."""
+        reads = memory is not Memory.GONE or not (self._in_hand or len(self._waiting) > 1)
+        return [
+            each
+            for each in self._waiting.values()
+            if (reads if each.queue is None else not must_wait(each.queue))
+        ]
 
     # --- arrivals -------------------------------------------------------------------------------------------
 

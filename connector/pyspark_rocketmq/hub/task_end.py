@@ -151,8 +151,8 @@ class TaskControl(RangeInstructions):
         self._connection = connection
         self._places = places
         self._given_up: set[MessageQueue] = set()
-        self._ended: set[MessageQueue] = set()
-        """Queues without further deliveries: given up, or with a long call at the batch's end."""
+        self._waiting: frozenset[MessageQueue] = frozenset()
+        """Queues that begin no delivery for now, because of a long call at the batch's end."""
         self._dropped: set[MessageQueue] = set()
         self._all = False
         self._begun: set[MessageQueue] = set()
@@ -162,7 +162,7 @@ class TaskControl(RangeInstructions):
         self._kept: set[MessageQueue] = set()
         self._on_cut: Callable[[int | None], bool] = lambda _: False
         self._cutter: Callable[[], Any] = lambda: None
-        self._calls = CallsInHand(lambda: self._all, self._end_queues, self._calls_ended)
+        self._calls = CallsInHand(lambda: self._all, self._wait, self._calls_ended)
         self._on_change = self._on_settled = self._on_rest = self._on_work_end = _do_nothing
         self._idle_s: float | None = None
         self._is_batch_at_work = False
@@ -198,10 +198,9 @@ class TaskControl(RangeInstructions):
     def is_given_up(self, queue: MessageQueue) -> bool:
         """Return whether nothing more may be delivered from ``queue``; once the answer is True, it stays so.
 
-        It is True if the queue is given up, if the task is to end, or if the batch's end is announced and the
-        queue's running call takes long.
+        It is True if the queue is given up, or if the task is to end.
         """
-        return self._all or queue in self._ended
+        return self._all or queue in self._given_up
 
     def idles(self, changed: Callable[[], None]) -> None:
         """Report that the task has only suspended queues left; return immediately.
@@ -230,8 +229,18 @@ class TaskControl(RangeInstructions):
         """Return whether no delivery may begin now: the driver is away, or too many rows wait for it."""
         return self._is_paused or self._is_held
 
+    def must_wait(self, queue: MessageQueue) -> bool:
+        """Return whether no delivery of ``queue`` may begin now: the batch's end is announced.
+
+        Such a queue had a long call at the announcement (``hub.calls_in_hand``).
+        """
+        return queue in self._waiting
+
     def notifies(self, changed: Callable[[], None]) -> None:
-        """Set a function to call when :meth:`is_paused` or :meth:`is_given_up` changes; it must not wait."""
+        """Set a function to call when the task's instructions change; it must not wait.
+
+        These are :meth:`is_paused`, :meth:`must_wait` and :meth:`is_given_up`.
+        """
         self._on_change = changed
 
     def shows_calls(self, calls: Callable[[], Mapping[MessageQueue, float]]) -> None:
@@ -244,8 +253,8 @@ class TaskControl(RangeInstructions):
         It may not if the queue is given up or the task is to end. If the queue is given up, the driver gets a
         report that the task has released the queue.
         """
-        # Write _begun, then read _ended: _give_up writes _given_up and _ended, then reads _begun. So at least
-        # one of the two notices a queue that begins and is given up at the same time.
+        # Write _begun, then read _given_up: _give_up writes _given_up, then reads _begun. So at least one of
+        # the two notices a queue that begins and is given up at the same time.
         self._begun.add(queue)
         if not self.is_given_up(queue):
             return True
@@ -393,9 +402,8 @@ class TaskControl(RangeInstructions):
     def take(self, brought: object) -> bool:
         """Hand over the result ``brought`` of a range that has ended; return False if the caller keeps it.
 
-        The caller keeps the result if the queue is not given up (only the task is to end, or a call takes
-        long), or if the task sends no more parts. A result that the driver wants dropped counts as handed
-        over.
+        The caller keeps the result if the queue is not given up (only the task is to end), or if the task
+        sends no more parts. A result that the driver wants dropped counts as handed over.
         """
         return self._taker(brought)
 
@@ -496,7 +504,7 @@ class TaskControl(RangeInstructions):
         No listener call counts as running any more, even if one has not ended.
         """
         self._connection.forget(self)
-        self._calls.lasting = dict
+        self._calls.leave()
 
     def ask(
         self,
@@ -556,7 +564,6 @@ class TaskControl(RangeInstructions):
         match message:
             case TaskMayBegin(_, left_out, is_stopped):
                 self._given_up |= left_out
-                self._ended |= left_out
                 self._all = self._all or is_stopped
                 with self._guard:
                     self._is_online = True
@@ -613,9 +620,9 @@ class TaskControl(RangeInstructions):
         else:
             self._calls.watch()
 
-    def _end_queues(self, queues: frozenset[MessageQueue]) -> None:
-        if not queues <= self._ended:
-            self._ended |= queues
+    def _wait(self, queues: frozenset[MessageQueue]) -> None:
+        if queues != self._waiting:
+            self._waiting = queues
             self._on_change()
 
     def _calls_ended(self) -> None:
@@ -710,7 +717,6 @@ class TaskControl(RangeInstructions):
         if is_dropped:
             self._dropped.update(queues)
         self._given_up.update(queues)
-        self._ended.update(queues)
         for queue in queues:
             if queue not in self._begun:
                 self.released(queue)

@@ -383,14 +383,15 @@ class ConcurrentRun(RangeRun):
 
     @property
     def _is_paused(self) -> bool:
-        """Whether deliveries are paused: by the driver, or by a suspension at the start of an open range.
+        """Whether deliveries of the queue must wait: for the driver, or because of a suspension at the start.
 
         A run that is to end ignores a pause.
         """
         instructions, planned = self._instructions, self._planned
         if not planned.has_open_end:
             return False
-        if not (instructions.is_paused() or self._begins_s > self._clock.monotonic_s()):
+        must_wait = instructions.is_paused() or instructions.must_wait(planned.queue)
+        if not (must_wait or self._begins_s > self._clock.monotonic_s()):
             return False
         return not (self._pool.is_stopped or instructions.is_given_up(planned.queue))
 

@@ -314,6 +314,7 @@ class OrderlyTask:
             calls_s=self._in_hand_s(worker, now_s),
             is_batch_at_work=self._instructions.is_batch_at_work(),
             memory=self._memory(),
+            must_wait=self._instructions.must_wait,
         )
 
     def _end_waiting(self) -> bool:
@@ -321,10 +322,11 @@ class OrderlyTask:
 
         A range must end if its queue is given up, or if its group continues at another offset (after a
         reset, for example). Such a range has no worker if it is suspended, has no messages to deliver, or
-        waits during a pause. After its end, the next owner or plan can have the queue. If no memory is left
-        for further reading, all suspended ranges end, too.
+        must wait, for example during a pause. After its end, the next owner or plan can have the queue. If no
+        memory is left for further reading, all suspended ranges end, too.
         """
         turns, is_paused, is_given_up = self._turns, self._is_paused, self._instructions.is_given_up
+        must_wait = self._instructions.must_wait
         # Open ranges need no room: each of their queues is held by itself.
         makes_room = not self._is_open and turns.is_arriving and self._memory() is Memory.GONE
         found = [
@@ -336,7 +338,7 @@ class OrderlyTask:
                 and (
                     turns.is_suspended(queue)
                     or turns.is_dry(queue)
-                    or (is_paused and turns.is_waiting(queue))
+                    or ((is_paused or must_wait(queue)) and turns.is_waiting(queue))
                 )
             )
         ]
@@ -423,13 +425,15 @@ class OrderlyTask:
     def _instructions_changed(self) -> None:
         """Follow new instructions of the driver; called by any thread.
 
-        Hand over the results of ranges that are given up, end all turns in a pause, and wake the workers.
+        Hand over the results of ranges that are given up, end the turns of queues that must wait (in a pause:
+        all turns), and wake the workers.
         """
         with self._changed:
             # The task's own thread, which would yield these results, may be in a slow call.
             self._done = [each for each in self._done if not self._is_given_away(each)]
-            if self._is_paused:
-                for each in self._workers:
+            is_paused, must_wait = self._is_paused, self._instructions.must_wait
+            for each in self._workers:
+                if is_paused or (each.queue is not None and must_wait(each.queue)):
                     each.stop()
             self._check_lead()
             self._changed.notify_all()
@@ -451,10 +455,17 @@ class OrderlyTask:
             delivering = run.turn() if self._consumer.is_shared else run
             delivering.listener, delivering.ends_turn = listener, False
             worker.begin(delivering, self._clock.monotonic_s(), turn.queue)
-            if not self._goes_on or self._is_paused or (self._done and worker is self._workers[0]):
+            if self._must_end_turn(worker, turn.queue):
                 worker.stop()
             delivering.consume(turn.lasts_s)
         self._report(worker, one, run)
+
+    def _must_end_turn(self, worker: _Worker, queue: MessageQueue) -> bool:
+        """Return whether a turn must end before its first delivery."""
+        if not self._goes_on or self._is_paused or self._instructions.must_wait(queue):
+            return True
+        # The task's own thread has results to yield.
+        return bool(self._done) and worker is self._workers[0]
 
     def _run_of(self, one: _Range) -> OrderlyRun:
         if one.run is None:
