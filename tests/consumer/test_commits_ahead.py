@@ -202,6 +202,26 @@ def test_only_a_queue_that_leaves_waits_for_its_broker_and_all_do_at_the_end(
     assert played.awaited == [{A: 5}, {A: 5, B: 5}]
 
 
+def test_positions_of_queues_that_have_left_are_not_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    """B5: their offsets no longer move here, so their lag would seem to grow until the batch ends."""
+    played = Played(monkeypatch)
+
+    def job(commit: MakeCommit) -> list[Part]:
+        commit(Commit(Group((part(A, 0, 3), part(B, 0, 4))), frozenset({A})))
+        commit(Commit(Group((part(B, 4, 5),)), left=frozenset({A})))
+        return [part(B, 5, 6)]
+
+    def positions() -> list[dict[MessageQueue, int]]:
+        return [{row.queue: row.next_offset for row in report.offsets} for report in played.reports]
+
+    played.run(job)
+    assert positions() == [{A: 3, B: 4}, {B: 5}, {B: 6}]
+
+    played.reports.clear()
+    played.run(lambda _: [part(B, 6, 7)])
+    assert positions() == [{A: 3, B: 7}]
+
+
 def test_the_hub_hears_which_queues_were_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """C5: nothing more of them is committed in this batch."""
     played = Played(monkeypatch)

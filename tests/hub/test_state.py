@@ -711,6 +711,44 @@ def test_a_queue_is_given_up_with_its_last_part_and_free_when_that_is_committed(
     assert freed(driver.is_committed()) == {A}
 
 
+def left_by(actions: Iterable[Action]) -> list[frozenset[MessageQueue]]:
+    return [each.left for each in actions if isinstance(each, Commit)]
+
+
+def test_commits_name_the_queues_that_other_members_may_have_by_then() -> None:
+    """B5: with their last results, without any, and where nobody has begun them."""
+    driver = cutting()
+    sends(driver, "one", A1, cut=1)
+    assert left_by(driver.state.nothing_to_cut("peer of two", "two", 1, 1.0)) == [frozenset()]
+    assert freed(driver.must_leave(A, B, C)) == {C}
+    assert freed(driver.state.released("peer of two", "two", frozenset({B}), 1.0)) == {B}
+    sends(driver, "one", A2, cut=None, ends=(A,))
+
+    assert left_by(driver.is_committed()) == [{B, C}]
+    assert freed(driver.is_committed()) == {A}
+    driver.begins("three", D, partition=2, tasks=3)
+    assert left_by(sends(driver, "three", cut_part("d1", D, 0, 1), cut=None)) == [{A, B, C}]
+
+
+def test_commits_do_not_name_a_queue_that_ends_early_and_stays() -> None:
+    """B5: such as one whose results are too large, whose lag grows until the next batch has it."""
+    driver = cutting()
+    assert left_by(sends(driver, "two", B1, cut=1, ends=(B,))) == [frozenset()]
+    sends(driver, "one", A1, cut=1)
+    after = driver.is_committed()
+
+    assert (freed(after), left_by(after)) == ({B}, [frozenset()])
+
+
+def test_commits_name_the_queues_that_were_claimed_or_reset() -> None:
+    """C5: their positions are those of another owner, or from before the reset."""
+    driver = cutting()
+    driver.state.moved({A: 2, B: 1}, 1, 1.0)
+    sends(driver, "two", B1, cut=1)
+
+    assert left_by(driver.state.nothing_to_cut("peer of one", "one", 1, 1.0)) == [{A}]
+
+
 def test_a_queue_whose_offset_waits_is_stored_and_shown_before_it_is_free() -> None:
     """B5: its next owner may be a Java member, which goes on at its broker's offset."""
     driver = cutting(may_offsets_wait=True)

@@ -86,7 +86,8 @@ class BatchReport:
     offsets: tuple[OffsetRow, ...] = ()
     """Positions of all queues of this consumer after the commit, sorted by queue.
 
-    Queues of which the commit has nothing are included; refused queues are left out.
+    Queues of which the commit has nothing are included. Left out are refused queues, and those that have left
+    the batch before this commit: their positions no longer follow this consumer.
     """
     is_ahead: bool = False
     """Whether the commit was made while the batch's job was running."""
@@ -182,6 +183,8 @@ class BatchUnderCommit:
     """Queues of which the batch has committed something."""
     waiting: dict[MessageQueue, QueueCommit] = field(default_factory=dict)
     """Offsets that wait: the sink has the rows, but the offset store does not have the offsets yet."""
+    left: set[MessageQueue] = field(default_factory=set)
+    """Queues that have left the batch: other members may have them, or they were claimed or reset."""
 
     @property
     def commits_groups(self) -> bool:
@@ -379,7 +382,7 @@ class PartCommitter:
             left_out=kept.left_out,
             sink_version=version,
             refused=result.refused,
-            offsets=self._own_rows([ack.queue for ack in acks], result),
+            offsets=self._own_rows([ack.queue for ack in acks], result, batch),
             is_ahead=is_ahead,
             store_to_listener=latencies.to_listener,
             store_to_commit=latencies.to_commit(int(self._clock.now_s() * 1000)),
@@ -445,13 +448,15 @@ class PartCommitter:
                     )
                 )
 
-    def _own_rows(self, queues: Iterable[MessageQueue], result: CommitResult) -> tuple[OffsetRow, ...]:
+    def _own_rows(
+        self, queues: Iterable[MessageQueue], result: CommitResult, batch: BatchUnderCommit
+    ) -> tuple[OffsetRow, ...]:
         """Return the offset rows of all queues that belong to the owners of ``queues``.
 
-        Queues that ``result`` reports as refused are left out.
+        Queues that ``result`` reports as refused, or that have left the batch, are left out.
         """
         owners = {self._rows[queue].owner for queue in queues if queue in self._rows}
-        gone = {refused.queue for refused in result.refused}
+        gone = batch.left.union(refused.queue for refused in result.refused)
         return tuple(
             row for queue, row in sorted(self._rows.items()) if row.owner in owners and queue not in gone
         )
@@ -669,7 +674,7 @@ class PartCommitter:
                 left_out=0,
                 sink_version=None,
                 refused=result.refused,
-                offsets=self._own_rows([refused.queue for refused in result.refused], result),
+                offsets=self._own_rows([refused.queue for refused in result.refused], result, batch),
                 is_ahead=is_ahead,
             )
             self._notify(report)

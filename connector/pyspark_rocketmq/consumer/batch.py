@@ -197,6 +197,7 @@ class BatchRunner:
         If queues are given up with this commit, wait until the brokers have their offsets, for at most 2 s.
         """
         leaving = commit.leaving
+        under_commit.left.update(commit.left)
         if leaving:
             logger.info(
                 "queues given up before their batch ends group=%s batch=%d queues=%s",

@@ -111,6 +111,9 @@ class Commit(NamedTuple):
     stores_offsets: bool = True
     """Whether to store offsets: those of the group, and those that earlier commits of only rows have not
     stored. If False, only rows are committed."""
+    left: Queues = _NOTHING
+    """Queues whose positions this query no longer decides: other members may have them by now, or they were
+    claimed or reset."""
 
 
 class Look(NamedTuple):
@@ -959,10 +962,17 @@ class HubState:
             group = action.group
             stored |= group.queues
             if not action.stores_offsets:
-                return Commit(group, stores_offsets=False)
+                return Commit(group, stores_offsets=False, left=self._left())
         # A queue that ends before its batch may leave at any time: nothing of it is planned.
         may_leave = self._wanted if self._ending is None else stored
-        return Commit(group, stored & may_leave & (self._settled | self._cuts.ended))
+        leaving = stored & may_leave & (self._settled | self._cuts.ended)
+        return Commit(group, leaving, left=self._left())
+
+    def _left(self) -> Queues:
+        reports = (each for each in self._free_reports if isinstance(each, QueuesFree))
+        freed = {queue for report in reports for queue in report.queues}
+        # A queue that is free because it ended early stays with this query, unless the planner gives it away.
+        return frozenset(freed & self._wanted | self._moved)
 
     def _replan_without(self, queues: Queues, reason: str, now_s: float) -> list[Action]:
         # With closed ranges nothing needs to be done: the next batch reads the rest of the range anyway.
