@@ -179,7 +179,7 @@ class TestWatch:
             "consumerGroup": group,
             "offsetStore": "delta:/unused",
         }
-        return PullingResetWatch(ReadOptions.parse(options), pool, clock)
+        return PullingResetWatch(ReadOptions.parse(options), pool, clock, lambda _: None)
 
     @pytest.mark.usefixtures("reset")
     def test_a_reset_of_an_idle_queue_is_found_once(

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 import pytest
 
-from pyspark_rocketmq.errors import OffsetStoreUnavailable
+from pyspark_rocketmq.client.broker import BrokerClient, OnPull
+from pyspark_rocketmq.client.pool import ChannelPool, ConnectionSettings
+from pyspark_rocketmq.errors import ConnectFailed, OffsetStoreUnavailable, RocketMQError
+from pyspark_rocketmq.group.broker_offsets import PullingResetWatch
 from pyspark_rocketmq.model import BrokerAddress, MessageQueue
+from pyspark_rocketmq.wire.requests.pull import PullRequest, PullResult, PullStatus
+from tests.group.test_gained_queues import QUEUES, Group
+from tests.group.test_group_member import options
+from tests.helpers.fake_clock import FakeClock
 from tests.source.test_planner import A0, A1, Planning
 
 
@@ -107,3 +114,91 @@ def _told_while_the_storage_is_away(monkeypatch: pytest.MonkeyPatch) -> Planning
 
 def _unavailable(*_: object) -> None:
     raise OffsetStoreUnavailable("The storage is away.")
+
+
+class Looks:
+    """A watch whose looks a test answers, and the member whose queues it looks at."""
+
+    def __init__(self, clock: FakeClock, pool: ChannelPool, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.clock = clock
+        self.group = Group(clock)
+        self.pulls: list[OnPull] = []
+        monkeypatch.setattr(BrokerClient, "pull_async", self._pull_async)
+        self.watch = PullingResetWatch(options(), pool, clock, self.group.member.reset_is_due)
+
+    def _pull_async(self, _address: str, _request: PullRequest, on_result: OnPull) -> None:
+        self.pulls.append(on_result)
+
+    def look(self) -> OnPull:
+        """Look at a queue that was consumed up to its end, offset 5; return what takes the answer."""
+        self.clock.advance(15)
+        self.watch.look({QUEUES[0]: 5}, {"broker-a": BrokerAddress("a:1")})
+        return self.pulls.pop()
+
+
+@pytest.fixture
+def looks(clock: FakeClock, monkeypatch: pytest.MonkeyPatch) -> Iterator[Looks]:
+    pool = ConnectionSettings.of(options()).open_pool(clock)
+    made = Looks(clock, pool, monkeypatch)
+    yield made
+    made.group.member.stop(0.0)
+    pool.close()
+
+
+def test_a_reset_that_the_answer_to_a_look_reports_outdates_the_plan_and_is_followed_once(
+    looks: Looks,
+) -> None:
+    """F5: in real time the next plan is minutes away, and the broker has forgotten the reset."""
+    group = looks.group
+    group.has(1)
+    group.plan()
+    answer = looks.look()
+    assert group.look() == []
+
+    answer(PullResult(PullStatus.OFFSET_ILLEGAL, 2, 0, 5))
+
+    assert group.look() == [(1, f"an operator has reset {QUEUES[0]}")]
+    group.member.begin_plan()
+    assert (group.member.take_resets(), looks.watch.found()) == ({}, {QUEUES[0]: 2})
+    group.plan()
+    assert group.look() == []
+    assert (group.member.take_resets(), looks.watch.found()) == ({}, {})
+
+
+def test_a_reset_that_is_reported_while_a_plan_is_made_outdates_that_plan_when_it_is_made(
+    looks: Looks,
+) -> None:
+    """F5: the answer comes after this plan has taken the resets, and before the driver has the plan."""
+    group = looks.group
+    group.has(1)
+    grants = group.member.begin_plan()
+    group.member.take_resets()
+    assert looks.watch.found() == {}
+
+    looks.look()(PullResult(PullStatus.OFFSET_ILLEGAL, 2, 0, 5))
+
+    assert group.look() == []
+    group.member.planned(grants)
+    assert group.look() == [(1, f"an operator has reset {QUEUES[0]}")]
+    assert looks.watch.found() == {QUEUES[0]: 2}
+
+
+@pytest.mark.parametrize(
+    "outcome",
+    [
+        pytest.param(PullResult(PullStatus.NO_NEW_MSG, 5, 0, 5), id="nothing new"),
+        pytest.param(PullResult(PullStatus.OFFSET_ILLEGAL, 7, 7, 9), id="the messages are gone"),
+        pytest.param(ConnectFailed("a:1", "refused"), id="no answer"),
+    ],
+)
+def test_a_look_that_finds_no_reset_leaves_the_plan_as_it_is(
+    looks: Looks, outcome: PullResult | RocketMQError
+) -> None:
+    """F5: a batch in real time goes on."""
+    looks.group.has(1)
+    looks.group.plan()
+
+    looks.look()(outcome)
+
+    assert looks.group.look() == []
+    assert looks.watch.found() == {}

@@ -3,7 +3,8 @@
 A broker keeps an operator's reset until the group's next pull of the queue, and returns it with the answer. A
 Java consumer always has a pull waiting at the broker. Here, the plan of a micro-batch lacks queues without
 new messages, so no task pulls them. Therefore the planner pulls such queues every 15 s. It does not wait for
-the answers; the next plan uses them. See row F5 of ``docs/semantics.md``.
+the answers; the next plan uses them. In real time the next plan may be hours away, so a reset in an answer
+ends the batch. See row F5 of ``docs/semantics.md``.
 """
 
 from __future__ import annotations
@@ -99,11 +100,23 @@ class ResetWatch(Protocol):
 class PullingResetWatch:
     """Implements :class:`ResetWatch` with one pull per queue. Does not wait for the answers."""
 
-    def __init__(self, options: ReadOptions, pool: ChannelPool, clock: Clock) -> None:
+    def __init__(
+        self,
+        options: ReadOptions,
+        pool: ChannelPool,
+        clock: Clock,
+        reset_is_due: Callable[[MessageQueue], None],
+    ) -> None:
+        """Prepare to look at queues of the group in ``options``; nothing is sent yet.
+
+        ``reset_is_due`` gets the queue of each reset that an answer reports, once :meth:`found` returns the
+        reset. It is called on a connection's thread, and must not wait.
+        """
         assert options.consumer_group is not None
         self._group = options.consumer_group
         self._subscription_of = options.subscription_of
         self._clock = clock
+        self._reset_is_due = reset_is_due
         self._brokers = Cluster.of(options, clock, pool=pool).brokers()
         self._reported = ReportedResets()
         self._look_at_s = clock.monotonic_s() + _EVERY_S
@@ -139,6 +152,7 @@ class PullingResetWatch:
                 logger.info("could not check for a reset group=%s %s: %s", self._group, queue, outcome)
             elif (target := outcome.reset_from(next_offset)) is not None:
                 self._reported.add(queue, target)
+                self._reset_is_due(queue)
 
         self._brokers.pull_async(address, request, take_in)
 

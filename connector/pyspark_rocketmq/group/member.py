@@ -297,6 +297,8 @@ class RunningMember:
         """Addresses of the masters when the newest plan was made, by the names of its brokers."""
         self._resets: dict[MessageQueue, int] = {}
         """Targets of resets for the next plan."""
+        self._due_resets: set[MessageQueue] = set()
+        """Queues with resets for the next plan that the planner has received by itself."""
         self._outdated = 0
         """Number of the newest plan that was reported to the watcher as outdated."""
 
@@ -402,10 +404,23 @@ class RunningMember:
             self._resets[queue] = target
         self._wake.set()
 
+    def reset_is_due(self, queue: MessageQueue) -> None:
+        """Note that the planner has received an operator's reset, which its next plan follows.
+
+        The watcher learns that the plan is outdated. :meth:`take_resets` does not return this reset.
+        """
+        with self._guard:
+            self._due_resets.add(queue)
+        self._wake.set()
+
     def take_resets(self) -> Mapping[MessageQueue, int]:
-        """Return, by queue, the target offsets that :meth:`reset_found` has noted, and forget them."""
+        """Return, by queue, the target offsets that :meth:`reset_found` has noted, and forget them.
+
+        Also forget what :meth:`reset_is_due` has noted, so call this before the planner takes its own resets.
+        """
         with self._guard:
             resets, self._resets = self._resets, {}
+            self._due_resets.clear()
         return resets
 
     def reclaim(self, queue: MessageQueue) -> None:
@@ -537,7 +552,7 @@ class RunningMember:
                 for queue, grant in held.items()
                 if queue in self._given_up or self._offered.get(queue) != grant
             ]
-            return machine.plan_under_way()[0], new, sorted(self._resets)
+            return machine.plan_under_way()[0], new, sorted(self._due_resets.union(self._resets))
 
         plan, queues, resets = self._query(gained)
         moved = self._moved_broker()

@@ -728,7 +728,8 @@ class GroupProgress:
                 self._resets.pop(queue),
             )
         if self._reset_watch is not None:
-            # Brokers have reported these just now, and have forgotten them.
+            # Brokers have reported these just now, and have forgotten them. Take them after the member's: a
+            # reset that comes in between then costs at most one more plan.
             self._take_in(self._reset_watch.found())
         # If brokers are the store, one that is away cannot store a reset: its queues wait, the others go on.
         due = {queue: target for queue, target in self._resets.items() if queue in snapshot.bounds}

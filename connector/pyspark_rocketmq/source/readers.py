@@ -219,7 +219,9 @@ class RocketMQStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             clock=clock,
             is_sole_owner=is_broadcast,
             broker_offsets=None if is_broadcast else RemoteBrokerOffsets.of(options, clock, pool=pool),
-            reset_watch=None if is_broadcast else PullingResetWatch(options, pool, clock),
+            reset_watch=(
+                None if is_broadcast else PullingResetWatch(options, pool, clock, member.reset_is_due)
+            ),
             message_lookup=MessageLookup(options, pool, clock),
             fail_on_data_loss=options.fail_on_data_loss,
         )
