@@ -8,8 +8,9 @@ from hypothesis import strategies as st
 
 from pyspark_rocketmq.consume.metrics import NO_METRICS, MetricsSnapshot
 from pyspark_rocketmq.consume.positions import MOST_SHOWN, NEVER_SHOWN, ShownOffsets, resolve_start_offset
+from pyspark_rocketmq.consume.recent_offsets import Outage, Outages, PassedOffset, RecentOffsets
 from pyspark_rocketmq.errors import DamagedOffsets
-from pyspark_rocketmq.model import QueueState
+from pyspark_rocketmq.model import MessageQueue, QueueState
 from pyspark_rocketmq.stored_values import RememberedMessages, RetryCounts
 
 
@@ -147,3 +148,71 @@ def test_each_claim_goes_on_where_the_last_one_to_move_the_group_has_left_it(
             if arrives:
                 at_broker = stored
                 shown = shown.since(stored)
+
+
+def seconds(*offsets: tuple[float, int]) -> list[PassedOffset]:
+    return [PassedOffset(at_s, offset) for at_s, offset in offsets]
+
+
+def test_a_broker_that_answers_some_requests_while_it_restarts_has_one_outage() -> None:
+    """F5: its offset is still that from before the crash."""
+    outages = Outages()
+    outages.answered(["a", "b"], 100.0)
+    outages.away(["a"], 101.0)
+    outages.away(["a"], 130.0)
+    outages.answered(["a"], 144.0)
+    outages.away(["a"], 145.0)
+    assert (outages.of("a"), outages.of("b")) == (Outage(100.0, 145.0), None)
+
+    outages.answered(["a"], 160.0)
+    outages.away(["a"], 161.0)
+    assert outages.of("a") == Outage(160.0, 161.0)
+
+
+@pytest.mark.parametrize(
+    ("outage", "offset", "is_forgotten"),
+    [
+        (Outage(11.0, 12.0), 7, True),
+        (Outage(11.0, 12.0), 8, True),
+        (Outage(11.0, 12.0), 9, False),
+        (Outage(11.0, 12.0), 5, False),
+        (Outage(8.0, 9.0), 7, False),
+        (Outage(30.0, 31.0), 7, False),
+        (Outage(30.0, 31.0), 8, True),
+        (None, 7, False),
+    ],
+    ids=[
+        "it was replaced before the outage",
+        "the newest one",
+        "never there",
+        "only in the last plan, long before",
+        "a newer one arrived after the outage",
+        "replaced more than 15 s before the outage",
+        "the newest one, though it is old",
+        "there was no outage",
+    ],
+)
+def test_offsets_that_have_arrived_since_the_last_plan_count_as_if_a_plan_had_seen_them(
+    outage: Outage | None, offset: int, is_forgotten: bool
+) -> None:
+    """F5: two witnesses, and each may have seen what the other has not."""
+    queue = MessageQueue("T", "a", 0)
+    recent = RecentOffsets()
+    recent.note({queue: 5}, ["a"], -90.0)
+    recent.note_arrivals(queue, seconds((-80.0, 6), (0.0, 7), (10.0, 8), (50.0, 9)), until_s=40.0)
+    recent.note_outage("a", outage)
+
+    assert recent.has(queue, offset) is is_forgotten
+    assert recent.was_away("a") is (outage is not None)
+
+
+def test_the_planner_and_the_member_see_the_same_outage_at_different_times() -> None:
+    """F5: a plan long before the outage does not make all offsets since then recent."""
+    queue = MessageQueue("T", "a", 0)
+    recent = RecentOffsets()
+    recent.note({queue: 5}, ["a"], 0.0)
+    recent.note_arrivals(queue, seconds((270.0, 7), (275.0, 8), (299.0, 9)), until_s=340.0)
+    recent.note({}, [], 310.0)
+    recent.note_outage("a", Outage(295.0, 302.0))
+
+    assert [offset for offset in range(10) if recent.has(queue, offset)] == [8, 9]

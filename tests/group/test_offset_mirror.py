@@ -138,6 +138,29 @@ def test_the_store_gets_what_has_arrived_when_nothing_new_comes(
     assert (mirror.arrived(A0), mirror.arrived(B0)) == (7, None)
 
 
+def test_the_offsets_that_a_crash_of_the_broker_may_lose_are_remembered(
+    brokers: Brokers, store: MemoryOffsetStore
+) -> None:
+    """F5: those that it has taken lately, and no others."""
+    clock = FakeClock()
+    mirror = OffsetMirror(options(brokers), store, GROUP, pace_s=0.0, quiet_s=0.0, clock=clock)
+    brokers.codes["broker-b"] = ResponseCode.SYSTEM_BUSY
+    for offset, pause_s in ((3, 20.0), (4, 10.0), (5, 4.0), (6, 2.0)):
+        mirror.show([commit(A0, offset), commit(B0, offset)])
+        wait_until(lambda: mirror.arrived(A0) == offset, reason="The offset")  # noqa: B023
+        clock.advance(pause_s)
+
+    # 3 was replaced 14 s before 6 arrived; its broker may have it again.
+    assert mirror.lately_arrived([A0, A1, B0]) == {A0: ((36.0, 3), (16.0, 4), (6.0, 5), (2.0, 6))}
+    mirror.show([commit(A0, 9)])
+    wait_until(lambda: mirror.arrived(A0) == 9, reason="The offset")
+    assert mirror.lately_arrived([A0]) == {A0: ((16.0, 4), (6.0, 5), (2.0, 6), (0.0, 9))}
+    for offset in range(10, 60):
+        mirror.show([commit(A0, offset)])
+        wait_until(lambda: mirror.arrived(A0) == offset, reason="The offset")  # noqa: B023
+    assert [offset for _, offset in mirror.lately_arrived([A0])[A0]] == list(range(28, 60))
+
+
 @pytest.mark.parametrize("role", ["SLAVE", "ASYNC_MASTER"])
 def test_an_offset_that_a_slave_got_is_not_taken_for_its_masters(
     brokers: Brokers, store: MemoryOffsetStore, role: str

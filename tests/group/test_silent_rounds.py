@@ -10,12 +10,13 @@ from typing import Any
 import pytest
 
 from pyspark_rocketmq.client.cluster import Routes
-from pyspark_rocketmq.errors import ConnectFailed, RequestTimeout
+from pyspark_rocketmq.errors import BrokerError, ConnectFailed, RequestTimeout
 from pyspark_rocketmq.group import join, member
 from pyspark_rocketmq.group.join import join_group
 from pyspark_rocketmq.group.member import CALL_TIMEOUT_S
 from pyspark_rocketmq.model import BrokerAddress, BrokerData, MessageQueue, QueueData, TopicRoute
 from pyspark_rocketmq.offsets.open import MemoryOffsetStore
+from pyspark_rocketmq.wire.codes import ResponseCode
 from tests.group.test_group_member import options
 from tests.helpers.fake_clock import FakeClock
 
@@ -120,6 +121,46 @@ class Rounds:
 
     def plannable(self) -> dict[MessageQueue, int]:
         return self.member._query(lambda machine, now_s: machine.plannable(now_s))
+
+
+@pytest.mark.parametrize("call", ["heartbeat", "lock"])
+def test_a_member_knows_when_a_broker_was_away(call: str) -> None:
+    """F5: in real time no plan is made meanwhile that would see it."""
+    rounds = Rounds()
+    one, others = NAMES[0], NAMES[1:]
+    assert {rounds.member.outage_of(name) for name in NAMES} == {None}
+    began_s = rounds.clock.monotonic_s()
+    rounds.servers.silent = {call: {one}}
+    for _ in range(40):
+        rounds.round()
+
+    outage = rounds.member.outage_of(one)
+    assert outage is not None
+    assert began_s - 20.0 <= outage.left_at_s <= outage.seen_at_s <= rounds.clock.monotonic_s()
+    assert outage.seen_at_s > began_s
+    assert {rounds.member.outage_of(name) for name in others} == {None}
+
+    rounds.servers.silent = {}
+    for _ in range(90):
+        rounds.round()
+    assert rounds.member.outage_of(one) == outage
+
+
+def test_a_broker_that_refuses_a_lock_is_not_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    """F5: it keeps the group's offsets."""
+    rounds = Rounds()
+    refused: list[str] = []
+
+    def refuse(address: str, *_: object) -> None:
+        refused.append(address)
+        raise BrokerError(ResponseCode.SYSTEM_BUSY, "busy", address=address)
+
+    monkeypatch.setattr(rounds.servers, "lock_batch", refuse)
+    for _ in range(30):
+        rounds.round()
+
+    assert len(set(refused)) == len(NAMES)
+    assert {rounds.member.outage_of(name) for name in NAMES} == {None}
 
 
 @pytest.mark.parametrize("count", [1, 4, 7])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
 
+from pyspark_rocketmq.consume.recent_offsets import Outage
 from pyspark_rocketmq.model import MessageQueue
 
 
@@ -31,6 +32,8 @@ class OneMember:
         self._planned: frozenset[MessageQueue] = frozenset()
         self.resets: dict[MessageQueue, int] = {}
         """Resets that tasks have found."""
+        self.outages: dict[str, Outage] = {}
+        """The last outages of brokers that this member has seen."""
 
     def begin_plan(self) -> Mapping[MessageQueue, int]:
         offered = self._held()
@@ -68,6 +71,9 @@ class OneMember:
     def take_resets(self) -> Mapping[MessageQueue, int]:
         resets, self.resets = self.resets, {}
         return resets
+
+    def outage_of(self, broker_name: str) -> Outage | None:
+        return self.outages.get(broker_name)
 
     def reclaim(self, queue: MessageQueue) -> None:
         self._terms[queue] += 1

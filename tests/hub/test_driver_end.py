@@ -18,11 +18,14 @@ from pyspark_rocketmq.clock import SystemClock
 from pyspark_rocketmq.consume import cuts
 from pyspark_rocketmq.consume.cuts import Place
 from pyspark_rocketmq.consume.part import Group, Part
+from pyspark_rocketmq.consume.recent_offsets import AgedOffset
 from pyspark_rocketmq.errors import SinkConflict
 from pyspark_rocketmq.hub import driver_end, task_end
 from pyspark_rocketmq.hub.connections import HubClient
 from pyspark_rocketmq.hub.driver_end import BatchEnd, Committed, DriverControl
 from pyspark_rocketmq.hub.messages import (
+    ArrivalsWanted,
+    OffsetsArrived,
     PlanMade,
     PlannerConnected,
     PlannerLeaving,
@@ -484,6 +487,22 @@ def test_a_query_that_outlives_its_session_is_stopped_without_a_traceback(
     wait_until(lambda: not query.planner.is_open, PATIENCE_S, reason="The connections' end")
     assert "Traceback" not in caplog.text
     assert query.hub.begin(4, refuse_nothing) is None
+
+
+def test_the_planner_is_told_what_has_arrived_at_brokers_as_soon_as_somebody_knows(query: Query) -> None:
+    """F5: what sends offsets to the brokers is made after the hub."""
+
+    def answers() -> list[OffsetsArrived]:
+        return [message for message in query.received if isinstance(message, OffsetsArrived)]
+
+    query.planner.send(ArrivalsWanted(1, frozenset({A, B})))
+    wait_until(lambda: answers() == [OffsetsArrived(1, {})], PATIENCE_S, reason="The first answer")
+    query.hub.answers_by(lambda queues: dict.fromkeys(queues, (AgedOffset(2.0, 7),)))
+
+    query.planner.send(ArrivalsWanted(2, frozenset({A})))
+
+    wait_until(lambda: len(answers()) == 2, PATIENCE_S, reason="The second answer")
+    assert answers()[1] == OffsetsArrived(2, {A: (AgedOffset(2.0, 7),)})
 
 
 def test_what_waits_for_the_end_of_the_query_hears_of_it_once_nothing_is_committed(query: Query) -> None:

@@ -8,8 +8,10 @@ from typing import get_args
 import pytest
 
 from pyspark_rocketmq.consume.cuts import EndReason, Place
+from pyspark_rocketmq.consume.recent_offsets import AgedOffset
 from pyspark_rocketmq.errors import RemoteProtocolError, RocketMQError, SchemaError
 from pyspark_rocketmq.hub.messages import (
+    ArrivalsWanted,
     BatchAtWork,
     CallsEnded,
     CutWanted,
@@ -18,6 +20,7 @@ from pyspark_rocketmq.hub.messages import (
     GiveUpQueues,
     Message,
     NothingToCut,
+    OffsetsArrived,
     PartHandedOver,
     PartsCommitted,
     PartTaken,
@@ -76,6 +79,7 @@ TO_DRIVER: tuple[tuple[ToDriver, str], ...] = (
     (PlannerLeaving(1), '{"type":"bye","plan":1}'),
     (StoreChanged(BOTH), f'{{"type":"look","unfenced":{_BOTH}}}'),
     (StorageWanted(), '{"type":"storage"}'),
+    (ArrivalsWanted(3, BOTH), f'{{"type":"arrivals","number":3,"queues":{_BOTH}}}'),
     (QueryDrained(), '{"type":"drained"}'),
     (
         TaskBegins(
@@ -140,6 +144,10 @@ TO_PLANNER: tuple[tuple[ToPlanner, str], ...] = (
     (QueuesFree(1, BOTH), f'{{"type":"free","plan":1,"queues":{_BOTH}}}'),
     (ResetFound(A, 9), '{"type":"reset","queue":["T","broker-a",0],"target":9}'),
     (StorageRenewed({"key": "value"}), '{"type":"storage","options":{"key":"value"}}'),
+    (
+        OffsetsArrived(3, {B: (), A: (AgedOffset(4.5, 7), AgedOffset(0.0, 9))}),
+        '{"type":"arrivals","number":3,"ages":[["T","broker-a",0,[[4.5,7],[0.0,9]]],["T","broker-a",1,[]]]}',
+    ),
 )
 TO_TASK: tuple[tuple[ToTask, str], ...] = (
     (

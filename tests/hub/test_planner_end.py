@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Collection, Iterator
+from contextlib import closing
 from functools import partial
+from types import SimpleNamespace
 from unittest.mock import call, create_autospec
 
 import pytest
 
 from pyspark_rocketmq.clock import SystemClock
+from pyspark_rocketmq.consume.recent_offsets import AgedOffset
 from pyspark_rocketmq.group.member import RunningMember
 from pyspark_rocketmq.hub import planner_end
+from pyspark_rocketmq.hub.messages import ArrivalsWanted, OffsetsArrived
 from pyspark_rocketmq.hub.planner_end import PlannerControl
 from pyspark_rocketmq.hub.server import HubServer
 from pyspark_rocketmq.hub.session import HubAddress
@@ -79,6 +83,73 @@ def test_a_reset_that_a_task_has_found_reaches_the_member(hub: HubServer) -> Non
     report_reset(ControlEndpoint(hub.address, 7, must_ask=True), queue, 3)
 
     wait_until(lambda: member.reset_found.mock_calls == [call(queue, 3)])
+
+
+def _hub_with(
+    arrivals: Callable[[Collection[MessageQueue]], dict[MessageQueue, list[AgedOffset]]],
+) -> HubServer:
+    return HubServer(
+        "127.0.0.1",
+        "127.0.0.1",
+        must_ask=True,
+        slots=Slots(),
+        commit=lambda commit: None,
+        look=lambda: None,
+        arrivals=arrivals,
+        clock=SystemClock(),
+    )
+
+
+def test_the_planner_learns_what_has_arrived_at_brokers_by_its_own_clock() -> None:
+    """F5: the driver's clock may show another time."""
+    first, second = (MessageQueue("T", "broker-a", number) for number in range(2))
+    asked: list[Collection[MessageQueue]] = []
+
+    def arrivals(queues: Collection[MessageQueue]) -> dict[MessageQueue, list[AgedOffset]]:
+        asked.append(queues)
+        return {first: [AgedOffset(9.0, 5), AgedOffset(4.0, 7)]}
+
+    clock = SystemClock()
+    with closing(_hub_with(arrivals)) as hub:
+        connection = PlannerControl(hub.address, clock)
+        assert connection.lately_arrived([first]) == {}, "there is no connection yet"
+        connection.start(create_autospec(RunningMember, instance=True))
+        connection.slots()
+
+        before_s = clock.monotonic_s()
+        found = connection.lately_arrived([first, second])
+        after_s = clock.monotonic_s()
+
+    assert asked == [{first, second}]
+    assert found.keys() == {first}
+    assert [offset for _, offset in found[first]] == [5, 7]
+    assert [round(found[first][1].at_s - at_s, 6) for at_s, _ in found[first]] == [5.0, 0.0]
+    assert before_s - 4.0 <= found[first][1].at_s <= after_s - 4.0
+
+
+def test_a_late_answer_about_arrivals_is_not_taken_for_that_to_a_newer_question(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """F5: its ages were true at an earlier time; and planning does not wait for long."""
+    queue = MessageQueue("T", "broker-a", 0)
+    monkeypatch.setattr(planner_end, "_ARRIVALS_ANSWER_S", 0.0)
+    connection = PlannerControl(HubAddress.new("127.0.0.1", 1), SystemClock())
+    sent: list[object] = []
+    monkeypatch.setattr(connection, "_client", SimpleNamespace(send=sent.append))
+
+    assert connection.lately_arrived([queue]) == {}
+    assert "the driver has not answered in time" in caplog.text
+    monkeypatch.setattr(connection, "_client", SimpleNamespace(send=lambda _: answer(1)))
+
+    def answer(number: int) -> None:
+        connection._received(OffsetsArrived(number, {queue: (AgedOffset(1.0, 7),)}))
+
+    connection._member = create_autospec(RunningMember, instance=True)
+    assert connection.lately_arrived([queue]) == {}
+    monkeypatch.setattr(connection, "_client", SimpleNamespace(send=lambda _: answer(3)))
+    assert [offset for _, offset in connection.lately_arrived([queue])[queue]] == [7]
+    answer(3)
+    assert sent == [ArrivalsWanted(1, frozenset({queue}))]
 
 
 def test_a_driver_that_is_away_is_waited_for_once(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -35,6 +35,7 @@ from pyspark_rocketmq.source.first_contact import at_first_contact
 from pyspark_rocketmq.source.message_lookup import MessageLookup
 from pyspark_rocketmq.source.planner import MicroBatchPlanner
 from pyspark_rocketmq.source.progress import CheckpointProgress, GroupProgress
+from pyspark_rocketmq.source.queue_claims import LatelyArrived
 from pyspark_rocketmq.source.queue_generations import CheckpointGenerations
 from pyspark_rocketmq.source.ranges import Offset, offset_to_plan
 from pyspark_rocketmq.source.topic_changes import Vanished
@@ -126,6 +127,7 @@ class Planning:
         client_id: str = "me",
         down: Mapping[str, RocketMQError] | None = None,
         broker_offsets: BrokerOffsets | None = None,
+        lately_arrived: LatelyArrived | None = None,
         reset_watch: ResetWatch | None = None,
         is_sole_owner: bool = False,
         message_lookup: MessageLookup | None = None,
@@ -151,6 +153,7 @@ class Planning:
                 clock=self.clock,
                 is_sole_owner=is_sole_owner,
                 broker_offsets=broker_offsets,
+                lately_arrived=lately_arrived,
                 reset_watch=reset_watch,
                 message_lookup=message_lookup,
                 fail_on_data_loss=ReadOptions.parse(given).fail_on_data_loss,

@@ -5,19 +5,22 @@ from __future__ import annotations
 import logging
 import threading
 from typing import Any
-from unittest.mock import create_autospec
+from unittest.mock import Mock, create_autospec
 
 import pytest
 
 from pyspark_rocketmq.consume.planning import OpenBatchLength
 from pyspark_rocketmq.errors import ConnectFailed, OptionError
+from pyspark_rocketmq.group.member import RunningMember
 from pyspark_rocketmq.hub.planner_end import PlannerControl
 from pyspark_rocketmq.model import MessageQueue, QueueState
 from pyspark_rocketmq.offsets.open import MemoryOffsetStore
 from pyspark_rocketmq.offsets.store import OffsetRow, QueueCommit
 from pyspark_rocketmq.options.read import ReadOptions
+from pyspark_rocketmq.source import readers
 from pyspark_rocketmq.source.ranges import SharedTask, offset_to_plan, open_for_s_of
 from pyspark_rocketmq.source.readers import RocketMQStreamReader
+from tests.helpers.fake_clock import FakeClock
 from tests.source.test_planner import A0, A1, B0, Planning
 from tests.source.test_queue_generations import Scenario
 
@@ -303,6 +306,31 @@ def test_spark_gets_as_many_tasks_as_can_run() -> None:
     planning.restart()
     vars(reader).update(_planner=planning.planner)
     assert reader.partitions(start, end) == []
+
+
+def test_resets_and_arrivals_at_brokers_reach_the_planner_of_a_consumer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """F5: from member and driver, which learn of them between two plans."""
+    given = {"nameServers": "n:1", "topic": "orders", **REAL_TIME}
+    member, driver = (
+        create_autospec(RunningMember, instance=True),
+        create_autospec(PlannerControl, instance=True),
+    )
+    watch, progress = Mock(), Mock()
+    store = MemoryOffsetStore("wired", clock=FakeClock())
+    monkeypatch.setattr(readers, "join_group", lambda *_, **__: member)
+    monkeypatch.setattr(readers, "unregister_at_exit", lambda _: None)
+    monkeypatch.setattr(readers, "open_group_store", lambda *_: store)
+    monkeypatch.setattr(readers, "PullingResetWatch", watch)
+    monkeypatch.setattr(readers, "GroupProgress", progress)
+    reader = RocketMQStreamReader(ReadOptions.parse(given))
+    vars(reader).update(_driver=driver)
+
+    reader._progress(Mock(), Mock(), FakeClock())
+
+    assert watch.call_args.args[3] == member.reset_is_due
+    assert progress.call_args.kwargs["lately_arrived"] == driver.lately_arrived
 
 
 def test_real_time_is_for_consumers() -> None:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 import pytest
 
+from pyspark_rocketmq.consume.recent_offsets import Outage, PassedOffset, pass_on
 from pyspark_rocketmq.errors import BrokerOffsetUnavailable, ConnectFailed, NameServerNotReady, RocketMQError
 from pyspark_rocketmq.group.broker_offsets import Addresses
 from pyspark_rocketmq.model import MessageQueue, QueueState
@@ -405,6 +406,133 @@ def test_a_broker_that_has_forgotten_the_last_offsets_in_a_crash_moves_nothing_b
 
     assert planning.next() == [(A0, next_offset, 10)]
     assert brokers.offsets[A0] == next_offset
+
+
+class LongBatch:
+    """A batch in real time: it commits for minutes, its offsets arrive at the broker, and nothing is planned.
+
+    It plans at second 0. From 280 on it commits a message more each second, up to offset 20 at second 300.
+    """
+
+    def __init__(self, *, answers: bool = True) -> None:
+        self.brokers = FakeBrokerOffsets({A0: 0})
+        self.passed: list[PassedOffset] = []
+        self.asked: list[set[MessageQueue]] = []
+        self.answers = answers
+        self.planning = Planning(
+            {A0: (0, 30)}, group=True, broker_offsets=self.brokers, lately_arrived=self._lately_arrived
+        )
+        self.clock = self.planning.clock
+        self.planning.next()
+        self.clock.advance(280.0)
+        arrived = None
+        for offset in range(1, 21):
+            self.clock.advance(1.0)
+            assert self.planning.commit(A0, offset, is_shown=True, arrived=arrived)
+            arrived = offset
+            self.arrives(offset)
+
+    def arrives(self, offset: int) -> None:
+        self.brokers.offsets[A0] = offset
+        pass_on(self.passed, offset, self.clock.monotonic_s())
+
+    def _lately_arrived(self, queues: Collection[MessageQueue]) -> Mapping[MessageQueue, list[PassedOffset]]:
+        self.asked.append(set(queues))
+        return {A0: list(self.passed)} if self.answers else {}
+
+    def is_away(self, answered_s_ago: float = 1.0) -> None:
+        """Let the member see that the broker is away, which has last answered it some seconds ago."""
+        now_s = self.clock.monotonic_s()
+        self.planning.ownership.outages["broker-a"] = Outage(now_s - answered_s_ago, now_s + 1.0)
+        self.clock.advance(40.0)
+
+    def claims_at(self, at_broker: int) -> int:
+        """Claim the queue again, for which the broker has this offset; return the offset of the next plan."""
+        self.brokers.offsets[A0] = at_broker
+        self.planning.ownership.reclaim(A0)
+        planned = self.planning.next()
+        assert planned is not None
+        [(_, start, _)] = planned
+        assert self.brokers.offsets[A0] == start
+        return start
+
+
+@pytest.mark.parametrize("lost", range(6))
+def test_a_broker_that_crashes_while_a_long_batch_runs_moves_nothing_back(
+    lost: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    """F5: the batch's offsets of the last seconds were in no plan, and the broker was away in none."""
+    batch = LongBatch()
+    batch.is_away()
+
+    assert batch.claims_at(20 - lost) == 20
+    assert "not set by this store's members" not in caplog.text
+    assert ("broker no longer has the group's last offset" in caplog.text) == (lost > 0)
+
+
+def test_a_reset_to_where_a_long_batch_was_a_moment_ago_is_followed_if_the_broker_was_not_away() -> None:
+    """F5: as one to where the last micro-batch began."""
+    batch = LongBatch()
+
+    assert batch.claims_at(18) == 18
+    assert batch.asked == []
+
+
+@pytest.mark.parametrize(
+    ("target", "answered_s_ago"),
+    [
+        pytest.param(25, 1.0, id="ahead"),
+        pytest.param(3, 1.0, id="an offset that the broker keeps through a crash"),
+        pytest.param(0, 1.0, id="the offset of the last plan, minutes ago"),
+    ],
+)
+def test_a_reset_while_a_broker_is_away_in_a_long_batch_is_followed(
+    target: int, answered_s_ago: float
+) -> None:
+    """F5: the group was not there in the seconds before the broker was away."""
+    batch = LongBatch()
+    batch.is_away(answered_s_ago)
+
+    assert batch.claims_at(target) == target
+
+
+def test_a_reset_to_an_offset_that_no_commit_had_is_followed_in_a_long_batch_whose_broker_was_away() -> None:
+    """F5: only the very offsets that were sent can be there by a crash."""
+    batch = LongBatch()
+    batch.planning.view.bounds[A0] = (0, 60)
+    assert batch.planning.commit(A0, 40, is_shown=True, arrived=20)
+    batch.arrives(40)
+    batch.is_away()
+
+    assert batch.claims_at(30) == 30
+
+
+def test_an_old_offset_of_a_long_batch_is_a_reset_when_a_newer_one_has_arrived_after_the_crash() -> None:
+    """F5: the broker had the newest one when it was back, so somebody has set the old one later."""
+    batch = LongBatch()
+    batch.is_away()
+    batch.arrives(20)
+    batch.passed.append(PassedOffset(batch.clock.monotonic_s(), 21))
+
+    assert batch.claims_at(18) == 18
+
+
+def test_an_offset_that_arrives_while_the_driver_is_asked_shows_nothing_of_the_brokers_answer() -> None:
+    """F5: the broker had lost its offset when it was asked; the mirror sends what waited for it."""
+    batch = LongBatch()
+    batch.is_away()
+    batch.passed.append(PassedOffset(batch.clock.monotonic_s() + 0.01, 20))
+
+    assert batch.claims_at(18) == 20
+
+
+def test_a_brokers_offset_is_followed_if_the_driver_does_not_say_what_has_arrived() -> None:
+    """F5: messages come again, but no reset is lost, and the queue does not wait."""
+    batch = LongBatch(answers=False)
+    batch.is_away()
+
+    assert batch.claims_at(18) == 18
+    assert batch.asked == [{A0}]
 
 
 def test_an_offset_that_the_broker_never_got_moves_nothing_back() -> None:

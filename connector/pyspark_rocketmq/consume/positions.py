@@ -20,7 +20,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
-from math import inf
 from types import MappingProxyType
 from typing import Final, NamedTuple
 
@@ -45,9 +44,6 @@ EVERY_BROKER: Final = ""
 MOST_SHOWN: Final = 16
 """Maximum number of offsets that a row of the offset store remembers while it is not known which of them the
 broker has."""
-_FORGOTTEN_S: Final = 15.0
-"""Age in seconds up to which a broker may lose changes of offsets when it crashes. It stores offsets every
-5 s (``flushConsumerOffsetInterval``)."""
 
 
 class ShownOffsets(StoredValue[tuple[int, ...]]):
@@ -430,56 +426,3 @@ def resolve_start_offset(stored: int, shown: ShownOffsets, at_broker: int | None
         # Like an earlier release: the larger offset is the later one, whoever consumed it.
         return max(stored, at_broker)
     return stored if at_broker in shown else at_broker
-
-
-class RecentOffsets:
-    """A group's next offset in each queue during the last seconds, as far as this process has seen it.
-
-    A broker that has crashed reports one of these offsets again. That is not a reset: following it would
-    repeat messages after every crash. A process that has started after the crash cannot recognise such an
-    offset, and follows it.
-    """
-
-    def __init__(self) -> None:
-        self._passed: dict[MessageQueue, list[tuple[float, int]]] = {}
-        """Offsets of a queue, each with the monotonic second at which the queue reached it; oldest first."""
-        self._answered_at_s: dict[str, float] = {}
-        """When a broker last answered, by its name."""
-        self._away_at_s: dict[str, float] = {}
-        """When a broker was last seen to be away, by its name."""
-        self._left_at_s: dict[str, float] = {}
-        """When a broker last answered before it was last away, by its name."""
-
-    def note(
-        self, next_offsets: Mapping[MessageQueue, int], answering: Collection[str], now_s: float
-    ) -> None:
-        """Note the group's next offset in each queue, and the names of all brokers that answer."""
-        away = {queue.broker_name for queue in self._passed}.difference(answering)
-        self._away_at_s |= dict.fromkeys(away, now_s)
-        self._left_at_s |= {broker: self._answered_at_s.get(broker, -inf) for broker in away}
-        self._answered_at_s |= dict.fromkeys(answering, now_s)
-        for queue, offset in next_offsets.items():
-            passed = self._passed.get(queue)
-            if passed is None:
-                self._passed[queue] = [(now_s, offset)]
-            elif passed[-1][1] != offset:
-                passed.append((now_s, offset))
-                while passed[1][0] < now_s - _FORGOTTEN_S:
-                    del passed[0]
-
-    def has(self, queue: MessageQueue, offset: int) -> bool:
-        """Return whether a crash may have put the group's offset at the queue's broker back to ``offset``.
-
-        Two conditions must hold. The broker was away at some time after the group's newest offset was first
-        noted. And ``offset`` is this newest offset, or a newer one replaced it at most 15 s before the broker
-        last answered: a crash loses no older changes.
-        """
-        passed = self._passed.get(queue)
-        if not passed or self._away_at_s.get(queue.broker_name, -inf) < passed[-1][0]:
-            return False
-        lost_since_s = self._left_at_s[queue.broker_name] - _FORGOTTEN_S
-        replaced_at_s = [*(at_s for at_s, _ in passed[1:]), inf]
-        return any(
-            each == offset and until_s >= lost_since_s
-            for (_, each), until_s in zip(passed, replaced_at_s, strict=True)
-        )

@@ -108,6 +108,7 @@ class CommitterParts:
         if hub is not None and mirror is not None:
             hub.when_ended(mirror.query_ended)
             hub.when_leaving(mirror.hurry)
+            hub.answers_by(mirror.lately_arrived)
         return BatchRunner(
             consumer_group=name,
             store=store,

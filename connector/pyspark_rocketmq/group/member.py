@@ -46,6 +46,7 @@ from pyspark_rocketmq.consume.membership import (
     Unregister,
 )
 from pyspark_rocketmq.consume.not_now import reports_no_members
+from pyspark_rocketmq.consume.recent_offsets import Outage, Outages
 from pyspark_rocketmq.display import counted, masking_logger, peer_text
 from pyspark_rocketmq.errors import RequestTimeout, RocketMQError, TransportError
 from pyspark_rocketmq.hub.state import CALLS_END_S
@@ -116,6 +117,10 @@ class QueueOwnership(Protocol):
 
         Pulls of this query have met the resets. The caller must apply them: a broker reports each one once.
         """
+        ...
+
+    def outage_of(self, broker_name: str) -> Outage | None:
+        """Return when the broker's master last did not answer this consumer; None if it always has."""
         ...
 
     def reclaim(self, queue: MessageQueue) -> None:
@@ -252,8 +257,7 @@ class RunningMember:
         """
         self._machine = machine
         self._heartbeat = heartbeat
-        self._client_id = heartbeat.client_id
-        self._group = heartbeat.consumers[0].group_name
+        self._client_id, self._group = heartbeat.client_id, heartbeat.consumers[0].group_name
         self._calls = calls
         self._clock = clock
         self._sleeps = SleepWatch(clock)
@@ -299,6 +303,8 @@ class RunningMember:
         """Targets of resets for the next plan."""
         self._due_resets: set[MessageQueue] = set()
         """Queues with resets for the next plan that the planner has received by itself."""
+        self._outages = Outages()
+        """When the brokers' masters did not answer heartbeats or requests for locks."""
         self._outdated = 0
         """Number of the newest plan that was reported to the watcher as outdated."""
 
@@ -422,6 +428,11 @@ class RunningMember:
             resets, self._resets = self._resets, {}
             self._due_resets.clear()
         return resets
+
+    def outage_of(self, broker_name: str) -> Outage | None:
+        """Return when the broker's master last did not answer this member; None if it always has answered."""
+        with self._guard:
+            return self._outages.of(broker_name)
 
     def reclaim(self, queue: MessageQueue) -> None:
         """Give a held queue a new grant, under which it must be claimed in the offset store again."""
@@ -651,11 +662,13 @@ class RunningMember:
     def _beat_at(self, address: BrokerAddress, names: Collection[str]) -> None:
         # Behind a proxy, several brokers have the same address.
         name = next(iter(names)) if len(names) == 1 else ""
+        masters = [each for each in names if self._routes.masters.get(each) == address]
         try:
             channel = self._calls.pool.get(address, self._within(CALL_TIMEOUT_S))
             self._calls.brokers.heartbeat(address, self._heartbeat, broker_name=name)
         except RocketMQError as error:
             logger.warning("heartbeat failed group=%s broker=%s: %s", self._group, address, error)
+            self._note_contact(masters, error)
             if isinstance(error, RequestTimeout) and address in self._silent:
                 # The broker does not answer, so do not repeat the heartbeat now; send the next one when due.
                 self._channels.pop(address, None)
@@ -666,6 +679,19 @@ class RunningMember:
         else:
             self._silent.discard(address)
             self._channels[address] = channel
+            self._note_contact(masters)
+
+    def _note_contact(self, masters: Collection[str], error: RocketMQError | None = None) -> None:
+        """Note that these brokers' masters have answered, or that a request to them failed with ``error``.
+
+        A broker that refuses a request has answered.
+        """
+        with self._guard:
+            now_s = self._clock.monotonic_s()
+            if isinstance(error, TransportError):
+                self._outages.away(masters, now_s)
+            else:
+                self._outages.answered(masters, now_s)
 
     def _ask_members(self) -> None:
         """Get the list of members from the first broker that answers.
@@ -733,11 +759,13 @@ class RunningMember:
             logger.warning(
                 "lock call failed group=%s broker=%s: %s", self._group, peer_text(action.broker_name), error
             )
+            self._note_contact([action.broker_name], error)
             if isinstance(error, TransportError):
                 # The broker may have another address by now.
                 self._calls.routes.invalidate()
             self._query(lambda machine, now_s: machine.locks_unknown(action.queues, now_s))
             return
+        self._note_contact([action.broker_name])
         self._query(lambda machine, now_s: machine.locks_answered(action.queues, granted, now_s))
 
     def _unlock(self, action: Unlock) -> None:

@@ -19,13 +19,14 @@ from __future__ import annotations
 import atexit
 import logging
 import threading
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from math import inf
 from typing import Final
 
 from pyspark_rocketmq.client.cluster import Cluster, acting_masters
 from pyspark_rocketmq.clock import Clock, Deadline, SleepWatch, SystemClock
 from pyspark_rocketmq.consume.offset_pace import LONGEST_S
+from pyspark_rocketmq.consume.recent_offsets import AgedOffset, PassedOffset, pass_on
 from pyspark_rocketmq.display import masking_logger
 from pyspark_rocketmq.errors import RocketMQError, TransportError
 from pyspark_rocketmq.model import BrokerAddress, MessageQueue
@@ -50,6 +51,9 @@ _LATE_S: Final = 0.1
 An offset that does not wait is sent within milliseconds. One that waits for the pace (rule 4) is late: an
 operator's reset may come, and be written to the broker, meanwhile.
 """
+_MOST_LATELY: Final = 32
+"""Maximum number of offsets that are remembered for each queue after they have arrived; twice as many as are
+normally sent in the time after which a broker does not lose them any more."""
 _AT_EXIT_S: Final = 2.0
 _AFTER_QUERY_S: Final = 60.0
 """Time for which offsets are still sent after the end of their query, in seconds."""
@@ -104,6 +108,8 @@ class OffsetMirror:
         """Commits that are not sent yet."""
         self._arrived: dict[MessageQueue, int] = {}
         """Last offset that each queue's broker has stored."""
+        self._lately: dict[MessageQueue, list[PassedOffset]] = {}
+        """The offsets that each queue's broker has stored lately, oldest first: a crash may lose the last."""
         self._unnoted: set[MessageQueue] = set()
         """Queues whose arrived offsets the store has not recorded yet."""
         self._shown_at_s: dict[MessageQueue, float] = {}
@@ -155,6 +161,22 @@ class OffsetMirror:
         """Return the last offset from this mirror that the queue's broker has stored; None if none."""
         with self._guard:
             return self._arrived.get(queue)
+
+    def lately_arrived(self, queues: Collection[MessageQueue]) -> dict[MessageQueue, tuple[AgedOffset, ...]]:
+        """Return the offsets from this mirror that brokers may lose if they crash, oldest first.
+
+        These are the last offset of each queue and those that were replaced in the 15 s before it arrived;
+        at most 32. Queues of which none has arrived are left out.
+        """
+        with self._guard:
+            now_s = self._clock.monotonic_s()
+            return {
+                queue: tuple(
+                    AgedOffset(round(now_s - at_s, 3), offset) for at_s, offset in self._lately[queue]
+                )
+                for queue in queues
+                if queue in self._lately
+            }
 
     def hurry(self) -> None:
         """Send the waiting offsets now, because queues go to other members; return immediately."""
@@ -327,6 +349,9 @@ class OffsetMirror:
                 if queue.broker_name not in acting:
                     with self._guard:
                         self._arrived[queue] = commit.state.next_offset
+                        lately = self._lately.setdefault(queue, [])
+                        pass_on(lately, commit.state.next_offset, self._clock.monotonic_s())
+                        del lately[:-_MOST_LATELY]
                         self._unnoted.add(queue)
                 self._done({queue: commit})
 

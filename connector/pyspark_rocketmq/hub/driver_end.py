@@ -27,6 +27,7 @@ from typing import Final, NamedTuple
 
 from pyspark_rocketmq.clock import Clock, Deadline
 from pyspark_rocketmq.consume.part import Group, Part
+from pyspark_rocketmq.consume.recent_offsets import AgedOffset
 from pyspark_rocketmq.display import masking_logger
 from pyspark_rocketmq.errors import RocketMQError
 from pyspark_rocketmq.hub.server import HubServer
@@ -56,6 +57,8 @@ class Committed(NamedTuple):
 
 MakeCommit = Callable[[Commit], Committed]
 """Makes one commit of a batch: data, offsets or both."""
+LatelyArrived = Callable[[Queues], Mapping[MessageQueue, Sequence[AgedOffset]]]
+"""Returns the offsets of queues that have lately arrived at their brokers, oldest first."""
 
 
 class BatchEnd(NamedTuple):
@@ -181,6 +184,7 @@ class DriverControl:
         self._stop: Callable[[], None] | None = None
         self._on_end: Callable[[], None] = lambda: None
         self._on_leaving: Callable[[], None] = lambda: None
+        self._lately_arrived: LatelyArrived = lambda _: {}
         self._hub = HubServer(
             host,
             bind_host,
@@ -189,6 +193,7 @@ class DriverControl:
             commit=lambda commit: self._work.put(lambda: self._commit(commit)),
             look=self._is_look_wanted.set,
             storage_options=storage_options,
+            arrivals=self._arrivals_of,
             drained=self._drained,
             leaving=self._queues_leave,
             calls_end_s=calls_end_s,
@@ -236,6 +241,13 @@ class DriverControl:
         The function must not wait.
         """
         self._on_leaving = leaving
+
+    def answers_by(self, lately_arrived: LatelyArrived) -> None:
+        """Set the function that is called when the planner asks which offsets brokers have got.
+
+        The function must not wait.
+        """
+        self._lately_arrived = lately_arrived
 
     def close(self) -> None:
         """Close the hub; return immediately.
@@ -390,6 +402,10 @@ class DriverControl:
     def _queues_leave(self) -> None:
         """Call the function of :meth:`when_leaving`: queues are to be given up. Runs on the hub's thread."""
         self._on_leaving()
+
+    def _arrivals_of(self, queues: Queues) -> Mapping[MessageQueue, Sequence[AgedOffset]]:
+        """Call the function of :meth:`answers_by`. Runs on the hub's thread."""
+        return self._lately_arrived(queues)
 
     def _drained(self) -> None:
         """Note that an ``availableNow`` query has consumed everything; called by the hub's thread."""

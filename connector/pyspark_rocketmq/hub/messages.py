@@ -20,13 +20,14 @@ No I/O, and no decision: :mod:`~pyspark_rocketmq.hub.state` decides what the dri
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import Field, dataclass, field, fields
 from functools import cache
 from typing import Annotated, Any, ClassVar, Final, NamedTuple, Protocol, TypeVar, get_args, get_type_hints
 
 from pyspark_rocketmq.consume.cuts import EndReason, Place
 from pyspark_rocketmq.consume.part import Part
+from pyspark_rocketmq.consume.recent_offsets import AgedOffset
 from pyspark_rocketmq.display import masked, peer_text
 from pyspark_rocketmq.errors import RemoteProtocolError, RocketMQError, named_error
 from pyspark_rocketmq.model import MessageQueue
@@ -89,6 +90,19 @@ def _places(listed_places: Any, _: str) -> dict[MessageQueue, Place]:
     }
 
 
+def _listed_ages(ages: Mapping[MessageQueue, Sequence[AgedOffset]]) -> list[list[Any]]:
+    return [[*queue, [list(each) for each in some]] for queue, some in sorted(ages.items())]
+
+
+def _ages(listed_ages: Any, _: str) -> dict[MessageQueue, tuple[AgedOffset, ...]]:
+    return {
+        MessageQueue(str(topic), str(broker_name), int(queue_id)): tuple(
+            AgedOffset(float(age_s), int(offset)) for age_s, offset in some
+        )
+        for topic, broker_name, queue_id, some in listed_ages
+    }
+
+
 def _number_if_any(number: Any, _: str) -> int | None:
     return None if number is None else int(number)
 
@@ -104,6 +118,7 @@ def _queue(listed_queue: Any, peer: str) -> MessageQueue:
 
 Queues = Annotated[frozenset[MessageQueue], _Form(listed, queue_list)]
 Places = Annotated[Mapping[MessageQueue, Place], _Form(_listed_places, _places)]
+Ages = Annotated[Mapping[MessageQueue, Sequence[AgedOffset]], _Form(_listed_ages, _ages)]
 Queue = Annotated[MessageQueue, _Form(list, _queue)]
 Seconds = Annotated[float | None, _Form(lambda seconds: seconds, _seconds_if_any)]
 Reason = Annotated[EndReason, _Form(lambda reason: reason.value, lambda value, _: EndReason(value))]
@@ -253,6 +268,18 @@ class StorageWanted:
     """
 
     kind: ClassVar[str] = "storage"
+
+
+@dataclass(frozen=True, slots=True)
+class ArrivalsWanted:
+    """The planner asks which offsets of these queues have lately arrived at their brokers.
+
+    The answer is :class:`OffsetsArrived` with the same number.
+    """
+
+    kind: ClassVar[str] = "arrivals"
+    number: int
+    queues: Queues
 
 
 @dataclass(frozen=True, slots=True)
@@ -491,6 +518,18 @@ class StorageRenewed:
     """Names and values; they may be secrets."""
 
 
+@dataclass(frozen=True, slots=True)
+class OffsetsArrived:
+    """Offsets that have lately arrived at queues' brokers, oldest first; answers :class:`ArrivalsWanted`.
+
+    Queues of which none has arrived are left out. Times are ages in seconds: the reader has its own clock.
+    """
+
+    kind: ClassVar[str] = "arrivals"
+    number: int
+    ages: Ages
+
+
 # --- driver to task -------------------------------------------------------------------------------------
 
 
@@ -625,6 +664,7 @@ FromPlanner = (
     | PlannerLeaving
     | StoreChanged
     | StorageWanted
+    | ArrivalsWanted
     | QueryDrained
 )
 FromTask = (
@@ -642,7 +682,7 @@ FromTask = (
     | TaskDone
 )
 ToDriver = FromPlanner | FromTask
-ToPlanner = SlotsKnown | QueuesHeldUp | PlanOver | QueuesFree | ResetFound | StorageRenewed
+ToPlanner = SlotsKnown | QueuesHeldUp | PlanOver | QueuesFree | ResetFound | StorageRenewed | OffsetsArrived
 ToTask = (
     TaskMayBegin
     | TaskMayGoOn

@@ -7,16 +7,19 @@ that must be given up leaves with its batch.
 from __future__ import annotations
 
 import threading
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import Future, wait
 from typing import Final, Protocol, assert_never
 
 from pyspark_rocketmq.clock import Clock, waits
+from pyspark_rocketmq.consume.recent_offsets import PassedOffset
 from pyspark_rocketmq.display import masking_logger
 from pyspark_rocketmq.errors import TransportError
 from pyspark_rocketmq.hub.connections import HubClient
 from pyspark_rocketmq.hub.messages import (
+    ArrivalsWanted,
     FromPlanner,
+    OffsetsArrived,
     PlanMade,
     PlannerConnected,
     PlannerLeaving,
@@ -45,6 +48,8 @@ _FIRST_SLOTS_S: Final = 2.0
 """Maximum time for which the first plan waits for the driver's first report, in seconds."""
 _STORAGE_ANSWER_S: Final = 10.0
 """Longest wait for renewed storage options, in seconds; the driver may call the user's function for them."""
+_ARRIVALS_ANSWER_S: Final = 3.0
+"""Longest wait for the offsets that have arrived at brokers, in seconds; the driver has them in memory."""
 _AGAIN_AFTER_S: Final = 5.0
 """Pause before another attempt to connect, in seconds."""
 
@@ -93,6 +98,10 @@ class PlannerControl:
         self._is_leaving = False
         self._is_warned = False
         self._storage_answer: Future[Mapping[str, str]] = Future()
+        self._arrivals_asked = 0
+        """Number of the last question for offsets that have arrived."""
+        self._arrivals_answer: tuple[int, Future[Mapping[MessageQueue, Sequence[PassedOffset]]]] = 0, Future()
+        """Number and answer of the question that waits for one, or that was answered last."""
         self.held_up = ""
         """Reason why queues cannot be consumed, from the driver's last report; empty without one."""
 
@@ -164,6 +173,27 @@ class PlannerControl:
             return answer.result()
         logger.warning("the driver has sent no renewed storage options of the offset store in time")
         return None
+
+    def lately_arrived(
+        self, queues: Collection[MessageQueue]
+    ) -> Mapping[MessageQueue, Sequence[PassedOffset]]:
+        """Ask the driver which offsets of ``queues`` have lately arrived at their brokers, and return them.
+
+        They come oldest first, each with a monotonic second of this process. The result is empty without a
+        connection, or if no answer comes within three seconds. Do not call this on the connection's thread,
+        which receives the answer.
+        """
+        client = self._client
+        if client is None:
+            return {}
+        self._arrivals_asked += 1
+        answer: Future[Mapping[MessageQueue, Sequence[PassedOffset]]] = Future()
+        self._arrivals_answer = self._arrivals_asked, answer
+        client.send(ArrivalsWanted(self._arrivals_asked, frozenset(queues)))
+        if any(wait([answer], timeout_s).done for timeout_s in waits(_ARRIVALS_ANSWER_S)):
+            return answer.result()
+        logger.warning("the driver has not answered in time which offsets have arrived at the brokers")
+        return {}
 
     def drained(self) -> None:
         """Report that an ``availableNow`` query has consumed everything, so that the driver stops it."""
@@ -239,11 +269,28 @@ class PlannerControl:
                 self._are_slots_known.set()
             case QueuesHeldUp(reason):
                 self.held_up = reason
-            case StorageRenewed(options):
-                if not self._storage_answer.done():
-                    self._storage_answer.set_result(options)
+            case StorageRenewed() | OffsetsArrived():
+                self._take_answer(message)
             case _:
                 assert_never(message)
+
+    def _take_answer(self, message: StorageRenewed | OffsetsArrived) -> None:
+        """Pass the answer to a question on to the thread that waits for it."""
+        if isinstance(message, StorageRenewed):
+            if not self._storage_answer.done():
+                self._storage_answer.set_result(message.options)
+            return
+        asked, answer = self._arrivals_answer
+        if message.number != asked or answer.done():
+            # It comes too late, and its ages are no longer true.
+            return
+        now_s = self._clock.monotonic_s()
+        answer.set_result(
+            {
+                queue: [PassedOffset(now_s - age_s, offset) for age_s, offset in some]
+                for queue, some in message.ages.items()
+            }
+        )
 
     def _lost(self) -> None:
         self._client = None

@@ -8,18 +8,21 @@ from __future__ import annotations
 import logging
 import socket
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, wait
 from typing import Final, TypeVar, assert_never
 
 from pyspark_rocketmq.clock import Clock, waits
+from pyspark_rocketmq.consume.recent_offsets import AgedOffset
 from pyspark_rocketmq.errors import RocketMQError
 from pyspark_rocketmq.hub.connections import Connection, ConnectionLoop
 from pyspark_rocketmq.hub.encryption import HubCertificate
 from pyspark_rocketmq.hub.messages import (
+    ArrivalsWanted,
     CallsEnded,
     JsonObject,
     NothingToCut,
+    OffsetsArrived,
     PartHandedOver,
     PlanMade,
     PlannerConnected,
@@ -50,10 +53,12 @@ from pyspark_rocketmq.hub.state import (
     Flushed,
     HubState,
     Look,
+    Queues,
     Send,
     Slots,
     StillDelivered,
 )
+from pyspark_rocketmq.model import MessageQueue
 
 logger = logging.getLogger(__name__)
 
@@ -80,6 +85,7 @@ class HubServer(ConnectionLoop):
         commit: Callable[[Commit], None],
         look: Callable[[], None],
         storage_options: Callable[[], Mapping[str, str]] = dict,
+        arrivals: Callable[[Queues], Mapping[MessageQueue, Sequence[AgedOffset]]] = lambda _: {},
         drained: Callable[[], None] = lambda: None,
         leaving: Callable[[], None] = lambda: None,
         calls_end_s: float = CALLS_END_S,
@@ -100,6 +106,7 @@ class HubServer(ConnectionLoop):
             look: Begins to compare the epochs of the batch's queues with those in the offset store, and to
                 check whether the query still runs; returns immediately.
             storage_options: Returns renewed storage options for the offset store; may take a while.
+            arrivals: Returns the offsets of queues that have lately arrived at brokers; returns immediately.
             drained: Begins to stop the query, because nothing is left to consume; returns immediately.
             leaving: Called when queues are to be given up; returns immediately.
             calls_end_s: How long listener calls may go on after the query's end, in seconds.
@@ -133,6 +140,7 @@ class HubServer(ConnectionLoop):
         self._commit = commit
         self._look = look
         self._storage_options = storage_options
+        self._arrivals = arrivals
         self._drained = drained
         self._leaving = leaving
         self._listen(listening, self.address.key, certificate)
@@ -228,7 +236,7 @@ class HubServer(ConnectionLoop):
     def _planner_event(
         self,
         connection: Connection,
-        message: PlannerConnected | PlanMade | StoreChanged | StorageWanted | QueryDrained,
+        message: PlannerConnected | PlanMade | StoreChanged | StorageWanted | ArrivalsWanted | QueryDrained,
     ) -> list[Action]:
         """Pass a message of a planner to the state, or to the driver."""
         match message:
@@ -248,6 +256,8 @@ class HubServer(ConnectionLoop):
                     name="rocketmq-storage-options",
                     daemon=True,
                 ).start()
+            case ArrivalsWanted(number, queues):
+                self._send(connection, OffsetsArrived(number, self._arrivals(queues)))
             case QueryDrained():
                 self._drained()
             case _:

@@ -32,7 +32,7 @@ from pyspark_rocketmq.offsets.open import checked_rows
 from pyspark_rocketmq.offsets.store import NO_ROWS, OffsetRow, OffsetStore, is_at_brokers, new_owner
 from pyspark_rocketmq.source.cluster_view import Snapshot
 from pyspark_rocketmq.source.message_lookup import MessageLookup
-from pyspark_rocketmq.source.queue_claims import QueueClaims, Starts, second_owner
+from pyspark_rocketmq.source.queue_claims import LatelyArrived, QueueClaims, Starts, second_owner
 from pyspark_rocketmq.source.queue_generations import QueueGenerations
 from pyspark_rocketmq.stored_values import NO_MESSAGES, trial_of
 
@@ -270,6 +270,7 @@ class GroupProgress:
         clock: Clock,
         is_sole_owner: bool = False,
         broker_offsets: BrokerOffsets | None = None,
+        lately_arrived: LatelyArrived | None = None,
         reset_watch: ResetWatch | None = None,
         message_lookup: MessageLookup | None = None,
         fail_on_data_loss: bool = True,
@@ -286,6 +287,8 @@ class GroupProgress:
             is_sole_owner: Whether nobody else may ever claim these rows; true for a broadcasting instance.
             broker_offsets: The group's offsets at the brokers, which a group with Java members follows; None
                 if there are none.
+            lately_arrived: Asks the driver which offsets brokers have got lately; None if the query sends
+                none to brokers.
             reset_watch: Finds resets made at the brokers; None if there are none to follow.
             message_lookup: Looks up single messages, which shows whether a queue's offsets began again; None
                 to assume that they never do.
@@ -302,6 +305,8 @@ class GroupProgress:
             store=store,
             starts=starts,
             broker_offsets=broker_offsets,
+            outage_of=ownership.outage_of,
+            lately_arrived=lately_arrived,
         )
         self.waiting: Mapping[MessageQueue, RocketMQError] = {}
         self._sees_part = RocketMQError(

@@ -7,7 +7,7 @@ under its ``instanceName``.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Final
 
 from pyspark_rocketmq.client.cluster import Cluster, by_broker
@@ -15,7 +15,7 @@ from pyspark_rocketmq.client.pool import ChannelPool
 from pyspark_rocketmq.clock import Clock, Deadline
 from pyspark_rocketmq.consume.beginnings import begin_new_queues
 from pyspark_rocketmq.consume.not_now import Rests, reports_no_members, waits
-from pyspark_rocketmq.consume.positions import RecentOffsets
+from pyspark_rocketmq.consume.recent_offsets import Outage, PassedOffset, RecentOffsets
 from pyspark_rocketmq.display import peer_text
 from pyspark_rocketmq.errors import BrokerOffsetUnavailable, OffsetError, RocketMQError
 from pyspark_rocketmq.group.broker_offsets import Addresses, BrokerOffsets, at_each_broker
@@ -33,6 +33,8 @@ Waiting = dict[MessageQueue, RocketMQError]
 """Queues that cannot be planned yet, and why."""
 Starts = Callable[[Snapshot, Collection[MessageQueue]], dict[MessageQueue, int]]
 """Function that returns where the options let queues without progress begin (``OptionPositions.starts``)."""
+LatelyArrived = Callable[[Collection[MessageQueue]], Mapping[MessageQueue, Sequence[PassedOffset]]]
+"""Function that returns the offsets of queues that have lately arrived at their brokers, oldest first."""
 
 _STOP_S: Final = 30.0
 """How long a query that stops may take to leave the group, in seconds."""
@@ -63,6 +65,8 @@ class QueueClaims:
         store: OffsetStore,
         starts: Starts,
         broker_offsets: BrokerOffsets | None,
+        outage_of: Callable[[str], Outage | None] = lambda _: None,
+        lately_arrived: LatelyArrived | None = None,
     ) -> None:
         """Prepare to claim queues.
 
@@ -73,9 +77,15 @@ class QueueClaims:
             starts: Finds where queues without progress begin.
             broker_offsets: The group's offsets at the brokers, which a group with Java members follows; None
                 if there are none.
+            outage_of: Returns when a broker last did not answer the group's member, by the broker's name;
+                None if it always has answered.
+            lately_arrived: Asks the driver which offsets brokers have got lately; None if the query sends
+                none to brokers.
         """
         self._group = consumer_group
         self._owner = owner
+        self._outage_of = outage_of
+        self._lately_arrived = lately_arrived
         self._store = store
         self._starts_by_options = starts
         self._broker_offsets = broker_offsets
@@ -128,7 +138,7 @@ class QueueClaims:
         refused: Waiting = {}
         if self._broker_offsets is not None:
             known, refused = self._read(new, snapshot.addresses)
-            known, not_taken = self._without_forgotten(known, rows, snapshot.addresses)
+            known, not_taken = self._without_forgotten(known, rows, snapshot.addresses, now_s)
             refused |= not_taken
             waiting |= refused
             new = new.difference(waiting)
@@ -224,17 +234,24 @@ class QueueClaims:
         return silent
 
     def _without_forgotten(
-        self, known: Mapping[MessageQueue, int], rows: Rows, addresses: Addresses
+        self, known: Mapping[MessageQueue, int], rows: Rows, addresses: Addresses, now_s: float
     ) -> tuple[Mapping[MessageQueue, int], Waiting]:
         """Correct the brokers' offsets ``known`` where one is too old because its broker has crashed.
 
         Such an offset is replaced by the row's newer one, which is also written to the broker. Return all
         offsets after this, and the queues whose brokers did not take the newer offsets, with the errors.
+        ``now_s`` is a monotonic time in seconds before the brokers were asked.
         """
+        lower = {
+            queue: offset
+            for queue, offset in known.items()
+            if queue in rows and offset < rows[queue].next_offset
+        }
+        self._note_lately_arrived(lower.keys(), now_s)
         forgotten = {
             queue: rows[queue].next_offset
-            for queue, offset in known.items()
-            if queue in rows and offset < rows[queue].next_offset and self._passed.has(queue, offset)
+            for queue, offset in lower.items()
+            if self._passed.has(queue, offset)
         }
         if not forgotten or self._broker_offsets is None:
             return known, {}
@@ -248,6 +265,20 @@ class QueueClaims:
                 known[queue],
             )
         return {**known, **forgotten}, self._write(forgotten, addresses)
+
+    def _note_lately_arrived(self, lower: Collection[MessageQueue], now_s: float) -> None:
+        """Note what member and driver know about queues whose brokers have a ``lower`` offset than the rows.
+
+        Since the last plan a batch may have sent offsets to the brokers. The driver is asked only if a broker
+        was away. Without its answer an offset is followed that no plan has seen: that repeats messages, but
+        an operator's reset is not lost.
+        """
+        for broker in {queue.broker_name for queue in lower}:
+            self._passed.note_outage(broker, self._outage_of(broker))
+        doubtful = [queue for queue in lower if self._passed.was_away(queue.broker_name)]
+        if doubtful and self._lately_arrived is not None:
+            for queue, arrived in self._lately_arrived(doubtful).items():
+                self._passed.note_arrivals(queue, arrived, now_s)
 
     def write_resets(self, rows: Rows, addresses: Addresses, now_s: float) -> Waiting:
         """Write each reset of a held queue to the queue's broker, before the queue is consumed again.

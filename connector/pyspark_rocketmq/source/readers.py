@@ -219,6 +219,7 @@ class RocketMQStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             clock=clock,
             is_sole_owner=is_broadcast,
             broker_offsets=None if is_broadcast else RemoteBrokerOffsets.of(options, clock, pool=pool),
+            lately_arrived=None if driver is None else driver.lately_arrived,
             reset_watch=(
                 None if is_broadcast else PullingResetWatch(options, pool, clock, member.reset_is_due)
             ),
