@@ -498,13 +498,14 @@ def test_a_first_route_has_the_brokers_of_all_name_servers(
         assert whole.count == 1, "later only if a broker is missing"
 
 
+@pytest.mark.parametrize("shown_as", [1, 0], ids=["as replica", "as acting master"])
 @pytest.mark.parametrize("is_known", [False, True], ids=["at first", "later"])
 def test_a_broker_that_registered_only_its_replica_keeps_its_master(
-    server: ScriptedServer, pool: ChannelPool, soon: Deadline, is_known: bool
+    server: ScriptedServer, pool: ChannelPool, soon: Deadline, is_known: bool, shown_as: int
 ) -> None:
     """A2, G7: without a master its queues are none to write to, and the keys of all others would move."""
     clock, whole = FakeClock(), route_of("broker-a", "broker-b")
-    replica = replace(whole.brokers[1], addresses={1: BrokerAddress("replica-b:10911")})
+    replica = replace(whole.brokers[1], addresses={shown_as: BrokerAddress("replica-b:10911")})
     read_only = replace(whole.queues[1], perm=4)
     filling = TopicRoute(brokers=(whole.brokers[0], replica), queues=(whole.queues[0], read_only))
     script = RouteScript(whole)
@@ -522,6 +523,47 @@ def test_a_broker_that_registered_only_its_replica_keeps_its_master(
         script.route = filling
         clock.advance(31)
         assert client.route("orders", soon) == filling, "no name server lists the master"
+        script.route = whole
+        clock.advance(31)
+        assert client.route("orders", soon) == whole, "the master is back, and reaches one of them"
+
+
+def test_a_topic_that_can_only_be_read_keeps_its_master(
+    server: ScriptedServer, pool: ChannelPool, soon: Deadline
+) -> None:
+    """A2: its queues do not show where the master is, and each refresh costs one request more."""
+    clock, route = FakeClock(), route_of("broker-a")
+    route = replace(route, queues=(replace(route.queues[0], perm=4),))
+    replica = replace(route.brokers[0], addresses={1: BrokerAddress("replica-a:10911")})
+    filling = RouteScript(replace(route, brokers=(replica,)))
+    script = RouteScript(route)
+    server.script = script
+    with ScriptedServer(filling) as restarted:
+        client = NameServerClient((restarted.address, server.address), pool, clock, PATIENCE_S)
+        for _ in range(3):
+            assert [client.route("orders", soon) for _ in range(2)] == [route, route]
+            clock.advance(31)
+
+        assert (filling.count, script.count) == (3, 3)
+
+
+@pytest.mark.parametrize("is_first", [False, True])
+def test_a_broker_has_the_master_that_any_name_server_lists(
+    server: ScriptedServer, pool: ChannelPool, soon: Deadline, is_first: bool
+) -> None:
+    """A2: also where no topic is asked for."""
+    [whole] = route_of("broker-a").brokers
+    replica = replace(whole, addresses={1: BrokerAddress("replica-a:10911")})
+
+    def knowing(broker: BrokerData) -> Script:
+        return lambda peer, request: peer.answer(request, body=encode_cluster_info([broker]))
+
+    server.script = knowing(whole)
+    with ScriptedServer(knowing(replica)) as filling:
+        addresses = (server.address, filling.address) if is_first else (filling.address, server.address)
+        client = NameServerClient(addresses, pool, SystemClock())
+
+        assert client.brokers(soon) == (whole,)
 
 
 def test_a_name_server_that_hangs_leaves_time_for_other_topics(server: ScriptedServer) -> None:

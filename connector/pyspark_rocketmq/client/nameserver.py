@@ -7,6 +7,7 @@ import math
 import threading
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import replace
+from enum import Enum, auto
 from typing import Final, NamedTuple, TypeVar
 
 from pyspark_rocketmq.client.calls import command_of
@@ -204,7 +205,8 @@ class NameServerClient:
     def brokers(self, deadline: Deadline) -> tuple[BrokerData, ...]:
         """Return all living brokers that any answering name server lists, sorted by name.
 
-        A name server that was silent lately is asked only if no other one answers.
+        A broker has the addresses from the first name server that lists its master, if one does. A name
+        server that was silent lately is asked only if no other one answers.
 
         Raises:
             RocketMQError: If no name server answered before ``deadline``, or each one with an error.
@@ -213,7 +215,8 @@ class NameServerClient:
         found: dict[str, BrokerData] = {}
         for brokers in self._all_answers(request, decode_cluster_info, deadline):
             for broker in brokers:
-                found.setdefault(broker.broker_name, broker)
+                if found.setdefault(broker.broker_name, broker).master is None:
+                    found[broker.broker_name] = broker
         return tuple(found[name] for name in sorted(found))
 
     def topics(self, deadline: Deadline) -> tuple[str, ...]:
@@ -238,14 +241,15 @@ class NameServerClient:
     def _look_up(self, topic: str, known: KnownRoute | None, deadline: Deadline) -> TopicRoute:
         """Ask one name server after the other for the route, and return their answers merged into one.
 
-        No further name server is asked once the answers have all brokers and masters of the ``known`` route.
-        Without a known route, all name servers are asked that were not silent lately: one that has just
-        restarted may lack brokers, and nothing would show that they are missing.
+        No further name server is asked once the answers have all brokers of the ``known`` route, each with
+        its master and a queue to write to. Without a known route, all name servers are asked that were not
+        silent lately: one that has just restarted may lack brokers, and nothing would show that they are
+        missing.
         """
         header = GetRouteInfoRequestHeader(topic=with_namespace(self._namespace, topic))
         request = command_of(RequestCode.GET_ROUTEINFO_BY_TOPIC, header)
         asks_all = known is None or known.is_doubted
-        had = set() if known is None else _listed(known.route)
+        missing = set() if known is None else _marks_of_all(known.route)
         routes: list[TopicRoute] = []
         failures: list[RocketMQError] = []
         for outcome in self._outcomes(request, lambda body: decode_route(body, topic), deadline):
@@ -253,8 +257,8 @@ class NameServerClient:
                 failures.append(outcome)
                 continue
             routes.append(outcome)
-            had -= _listed(outcome)
-            if not asks_all and not had:
+            missing -= _listed(outcome)
+            if not asks_all and not missing:
                 break
         if not routes:
             raise _verdict(failures)
@@ -380,21 +384,44 @@ def _verdict(failures: Sequence[RocketMQError]) -> RocketMQError:
     return [error for error in failures if weight(error) == heaviest][-1]
 
 
-def _listed(route: TopicRoute) -> set[tuple[str, bool]]:
-    """Return a pair (name, False) for each broker of the route, and also (name, True) if it has a master."""
+class _Mark(Enum):
+    """Fact about a broker that a route shows; each includes those before it."""
+
+    LISTED = auto()
+    WITH_MASTER = auto()
+    """A master is listed. It may be a slave (``supportActingMaster``) if no queue can be written to."""
+    WRITABLE = auto()
+    """The listed master has a queue to write to, so it is no slave.
+
+    Source: ``RouteInfoManager.pickupTopicRouteData``."""
+
+
+def _listed(route: TopicRoute) -> set[tuple[str, _Mark]]:
+    """Return a pair of name and mark for each mark that a broker has in the route."""
+    written = {data.broker_name for data in route.queues if data.is_writable}
     return {
-        (broker.broker_name, is_master)
+        (broker.broker_name, mark)
         for broker in route.brokers
-        for is_master in (False, True)
-        if not is_master or broker.master is not None
+        for mark in _Mark
+        if mark is _Mark.LISTED or broker.master is not None
+        if mark is not _Mark.WRITABLE or broker.broker_name in written
     }
+
+
+def _marks_of_all(route: TopicRoute) -> set[tuple[str, _Mark]]:
+    """Return all marks for each broker of the route, although it may lack some of them there.
+
+    Its master may have registered since, perhaps at only one of the name servers.
+    """
+    return {(broker.broker_name, mark) for broker in route.brokers for mark in _Mark}
 
 
 def _merged(routes: Sequence[TopicRoute]) -> TopicRoute:
     """Return the first route, with the brokers or masters that it lacks from later ones.
 
     A broker whose master is only in a later route has that route's addresses and queues: at a name server
-    where only the replica has registered, its queues may be read-only.
+    where only the replica has registered, its queues may be read-only, and the replica may be listed as
+    master.
     """
     first, *others = routes
     for route in others:
