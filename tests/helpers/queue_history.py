@@ -129,8 +129,12 @@ class Log(MessageLookup):
     ) -> dict[MessageQueue, Any]:
         return {queue: Found(self.bounds, self.last_message(offset)) for queue, offset in places.items()}
 
-    def at_slaves(
-        self, queues: Iterable[MessageQueue], addresses: Mapping[str, BrokerAddress]
+    def without_master(
+        self,
+        queues: Iterable[MessageQueue],
+        addresses: Mapping[str, BrokerAddress],
+        *,
+        is_to_be_listed: bool,
     ) -> dict[MessageQueue, RocketMQError]:
         return {}
 

@@ -95,6 +95,7 @@ class ScriptedServer(Closing):
         """
         self.broker_name = broker_name
         self.role = "ASYNC_MASTER"
+        self.broker_id = 0
         self.introductions = 0
         """Number of requests for its name so far."""
         self.script: Script = script or (lambda peer, request: peer.answer(request))
@@ -172,7 +173,9 @@ class ScriptedServer(Closing):
         if self.broker_name is None:
             peer.answer(request, ResponseCode.REQUEST_CODE_NOT_SUPPORTED, remark="not supported")
         else:
-            peer.answer(request, body=f"brokerName={self.broker_name}\nbrokerRole={self.role}\n".encode())
+            shown = {"brokerName": self.broker_name, "brokerId": self.broker_id, "brokerRole": self.role}
+            body = "".join(f"{name}={value}\n" for name, value in shown.items())
+            peer.answer(request, body=body.encode())
 
 
 def _next(queue: SimpleQueue[T], timeout_s: float, what: str) -> T:

@@ -7,12 +7,21 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
+from broker_sim.bodies import encode_route
 from pyspark_rocketmq.client.pool import ChannelPool
 from pyspark_rocketmq.clock import SystemClock
 from pyspark_rocketmq.consume.not_now import REFUSED_PAUSE_S
-from pyspark_rocketmq.errors import RocketMQError, SystemBusy
-from pyspark_rocketmq.model import BrokerAddress, MessageQueue, QueueBounds
+from pyspark_rocketmq.errors import BrokerOffsetUnavailable, RocketMQError, SystemBusy
+from pyspark_rocketmq.model import (
+    BrokerAddress,
+    BrokerData,
+    MessageQueue,
+    QueueBounds,
+    QueueData,
+    TopicRoute,
+)
 from pyspark_rocketmq.options.read import ReadOptions
+from pyspark_rocketmq.source.cluster_view import Snapshot
 from pyspark_rocketmq.source.message_lookup import MessageLookup
 from pyspark_rocketmq.stored_values import LastMessage
 from pyspark_rocketmq.wire.codes import RequestCode, ResponseCode
@@ -82,12 +91,37 @@ def _stored(queue_id: int, offset: int) -> bytes:
     )
 
 
+class OneNameServer(ScriptedServer):
+    """Answers each request for a route with ``route``; without one, it denies the topic."""
+
+    def __init__(self) -> None:
+        super().__init__(self._answer)
+        self.route: TopicRoute | None = None
+        self.asked: list[str] = []
+
+    def _answer(self, peer: Peer, request: RemotingCommand) -> None:
+        self.asked.append(request.ext_fields["topic"])
+        if self.route is None:
+            peer.answer(request, ResponseCode.TOPIC_NOT_EXIST, remark="No topic route info")
+        else:
+            peer.answer(request, body=encode_route(self.route, standard_json=True))
+
+
+def route_to(broker_id: int, address: BrokerAddress) -> TopicRoute:
+    """One writable queue at ``broker-a``, which has one address."""
+    return TopicRoute(
+        brokers=(BrokerData(broker_name="broker-a", cluster="C", addresses={broker_id: address}),),
+        queues=(QueueData(broker_name="broker-a", read_queue_nums=1, write_queue_nums=1, perm=6),),
+    )
+
+
 class Looks:
     """A watch over ``broker-a`` and ``broker-b``."""
 
-    def __init__(self, pool: ChannelPool) -> None:
+    def __init__(self, pool: ChannelPool, *name_servers: ScriptedServer) -> None:
         options = {
-            "nameServers": "n:1",
+            "nameServers": ";".join(server.address for server in name_servers) or "n:1",
+            "requestTimeoutMs": f"{PATIENCE_S * 1000:.0f}",
             "topic": "orders",
             "consumerGroup": "g",
             "offsetStore": "delta:/unused",
@@ -167,3 +201,130 @@ def test_a_reset_reported_while_the_next_generation_is_looked_for_is_kept(
 
     assert start == 5
     assert looks.watch.resets() == {A0: 2}
+
+
+# --- whether a broker that lacks messages is the master -----------------------------------------------------
+
+
+class Standing:
+    """``broker-a``, which the last known route names as master, and two name servers."""
+
+    def __init__(self, pool: ChannelPool) -> None:
+        self.name_servers = OneNameServer(), OneNameServer()
+        self.looks = Looks(pool, *self.name_servers)
+        self.broker = self.looks.brokers["broker-a"]
+        self.broker.broker_name = "broker-a"
+        self.master = route_to(0, self.looks.addresses["broker-a"])
+        self.snapshot = Snapshot(
+            bounds={A0: QueueBounds(5, END)}, addresses=self.looks.addresses, unreachable={}
+        )
+
+    def troubles(self, position: int = END + 1) -> list[RocketMQError]:
+        """Errors of the queue, asked for three times, the last time a while later."""
+        found: list[RocketMQError] = []
+        for pause_s in (0, 0, REFUSED_PAUSE_S):
+            self.looks.clock.advance(pause_s)
+            found += self.looks.watch.at_slaves({A0: position}, self.snapshot).values()
+        return found
+
+    def close(self) -> None:
+        for server in (*self.name_servers, *self.looks.brokers.values()):
+            server.close()
+
+
+@pytest.fixture
+def standing() -> Iterator[Standing]:
+    with ChannelPool(SystemClock()) as pool:
+        standing = Standing(pool)
+        yield standing
+        standing.close()
+
+
+@pytest.mark.parametrize("names", ["nothing", "another master", "a replica", "nothing readable"])
+def test_a_broker_that_no_name_server_lists_as_master_proves_no_loss(standing: Standing, names: str) -> None:
+    """F4, L3: in controller mode it serves before it has its role, and its queues may end too early until
+    then; the last known route leads to it, because name servers deny the topic.
+    """
+    address = standing.looks.addresses["broker-a"]
+    first, other = standing.name_servers
+    if names == "another master":
+        first.route = other.route = route_to(0, BrokerAddress("10.0.0.9:10911"))
+    elif names == "a replica":
+        first.route = other.route = route_to(2, address)
+    elif names == "nothing readable":
+        first.script = other.script = lambda peer, request: peer.answer(request, body=b"?")
+
+    troubles = standing.troubles()
+
+    assert len(troubles) == 3
+    assert all(each is troubles[0] for each in troubles), "it is logged once"
+    assert f"name servers do not list {address} as its master" in str(troubles[0])
+    with pytest.raises(BrokerOffsetUnavailable):
+        standing.looks.watch.require_master(A0, standing.looks.addresses)
+    if names == "nothing":
+        assert first.asked == other.asked == ["orders"] * 2, "not again for a while"
+
+
+def test_a_broker_is_not_judged_while_no_name_server_answers(standing: Standing) -> None:
+    """F4, L3: what is not known is no loss."""
+    for server in standing.name_servers:
+        server.close()
+
+    [trouble, *_] = standing.troubles()
+
+    assert "none answers" in str(trouble)
+
+
+def test_messages_that_have_expired_need_no_name_server(standing: Standing) -> None:
+    """F4: the queue would lose more while it waits, and only its end may come too early; but a slave may have
+    begun later than its master.
+    """
+    assert standing.troubles(position=4) == []
+    assert all(not server.asked for server in standing.name_servers)
+
+    standing.broker.role = "SLAVE"
+    assert len(standing.troubles(position=4)) == 3
+
+
+@pytest.mark.parametrize("denied_before", [False, True])
+@pytest.mark.parametrize("lists", [0, 1])
+def test_a_broker_that_one_name_server_lists_as_master_is_believed(
+    standing: Standing, lists: int, denied_before: bool
+) -> None:
+    """F4: whatever it lacks is lost, and is reported, as soon as it is listed."""
+    if denied_before:
+        assert len(standing.troubles()) == 3
+        standing.looks.clock.advance(REFUSED_PAUSE_S)
+    standing.name_servers[lists].route = standing.master
+
+    assert standing.troubles() == []
+    standing.looks.watch.require_master(A0, standing.looks.addresses)
+
+
+def test_an_answer_of_name_servers_is_not_remembered_for_a_later_loss(standing: Standing) -> None:
+    """F4: a broker that was listed a moment ago may have restarted."""
+    for server in standing.name_servers:
+        server.route = standing.master
+    assert standing.troubles() == []
+
+    for server in standing.name_servers:
+        server.route = None
+    assert len(standing.troubles()) == 3
+
+
+@pytest.mark.parametrize(("role", "broker_id"), [("SLAVE", 1), ("ASYNC_MASTER", -1)])
+def test_a_slave_or_a_broker_without_a_role_proves_no_loss_even_if_listed(
+    standing: Standing, role: str, broker_id: int
+) -> None:
+    """F4, L3: with DLedger the id is -1 until a leader is elected."""
+    for server in standing.name_servers:
+        server.route = standing.master
+    standing.broker.role, standing.broker.broker_id = role, broker_id
+
+    troubles = standing.troubles()
+
+    assert len(troubles) == 3
+    assert "is a slave or has no role yet" in str(troubles[0])
+    standing.broker.role, standing.broker.broker_id = "SYNC_MASTER", 0
+    standing.looks.clock.advance(REFUSED_PAUSE_S)
+    assert standing.troubles() == []

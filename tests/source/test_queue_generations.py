@@ -81,8 +81,12 @@ class FakeLog(MessageLookup):
             for queue, offset in places.items()
         }
 
-    def at_slaves(
-        self, queues: Iterable[MessageQueue], addresses: Mapping[str, BrokerAddress]
+    def without_master(
+        self,
+        queues: Iterable[MessageQueue],
+        addresses: Mapping[str, BrokerAddress],
+        *,
+        is_to_be_listed: bool,
     ) -> dict[MessageQueue, RocketMQError]:
         error = BrokerOffsetUnavailable("it is a slave")
         return {queue: error for queue in queues if queue.broker_name in self.slaves}

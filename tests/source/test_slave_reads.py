@@ -30,6 +30,7 @@ from tests.real_broker import plain_remoting
 from tests.source.conftest import Topics
 from tests.source.test_planner import A0, B0, Planning
 from tests.source.test_queue_generations import Scenario
+from tests.source.test_vanished import make_again
 
 DOWN = {"broker-a": TransportError("broker-a", "the route names no master for this broker")}
 READS = BrokerSettings(slave_read_enable=True)
@@ -529,6 +530,34 @@ def test_a_group_goes_on_at_a_slave_that_is_listed_as_master_and_waits_for_what_
         sim.start_broker("broker-a")
         topics.put(topic, 0, 1)
         assert consumed(member, 1) == [12]
+    finally:
+        member.query.member.stop(PATIENCE_S)
+
+
+@pytest.mark.parametrize("fails", ["true", "false"])
+def test_a_group_begins_no_generation_at_a_broker_that_no_name_server_lists(
+    sim: SimCluster, pool: ChannelPool, fails: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """F4, L3: a broker that serves before it has its role may not show all it has."""
+    monkeypatch.setattr("pyspark_rocketmq.source.message_lookup.REFUSED_PAUSE_S", 0.0)
+    topics = Topics(sim)
+    topic = topics.make(5)
+    member = Member(sim, topic, pool, failOnDataLoss=fails, routeRefreshMs="1")
+    try:
+        assert consumed(member, 5) == list(range(5))
+        on, code = RequestCode.GET_ROUTEINFO_BY_TOPIC, ResponseCode.TOPIC_NOT_EXIST
+        sim.faults.add("answer-code", on=on, response_code=code, times=10_000)
+        make_again(topics, topic, 3)
+
+        assert [member.consume() for _ in range(3)] == [[], [], []]
+        row = member.store.read("g")[queue_of(topic)]
+        assert (row.next_offset, row.generation) == (5, 0)
+        sim.faults.clear()
+        if fails == "false":
+            assert consumed(member, 3) == [0, 1, 2]
+            return
+        with pytest.raises(LogTailLost, match="offset 5 was wanted"):
+            member.consume()
     finally:
         member.query.member.stop(PATIENCE_S)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -129,6 +130,42 @@ def test_a_batch_that_runs_again_leaves_a_topic_made_again_to_the_next(topics: T
     stream.restart(failOnDataLoss="false")
     assert stream.run().num_rows == 0
     assert stream.next_offsets() == {MessageQueue(topic, "broker-a", 0): [*range(count)]}
+
+
+@pytest.fixture
+def denied(topics: Topics, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[bool], None]]:
+    """Lets the name server deny all topics, as if no broker was registered, or answer as usual."""
+    monkeypatch.setattr("pyspark_rocketmq.source.message_lookup.REFUSED_PAUSE_S", 0.0)
+
+    def denied(is_denied: bool) -> None:
+        topics.sim.faults.clear()
+        if is_denied:
+            on, code = RequestCode.GET_ROUTEINFO_BY_TOPIC, ResponseCode.TOPIC_NOT_EXIST
+            topics.sim.faults.add("answer-code", on=on, response_code=code, times=10_000)
+
+    yield denied
+    topics.sim.faults.clear()
+
+
+@pytest.mark.parametrize("fails", ["true", "false"])
+def test_a_log_that_ends_early_is_lost_only_when_a_name_server_lists_its_broker(
+    topics: Topics, denied: Callable[[bool], None], fails: str
+) -> None:
+    """F4, L3: a broker that serves before it has its role may not show all it has."""
+    topic = topics.make(5)
+    queue = MessageQueue(topic, "broker-a", 0)
+    stream = topics.stream(topic, routeRefreshMs="1", failOnDataLoss=fails)
+    assert stream.next_offsets() == {queue: [0, 1, 2, 3, 4]}
+    denied(True)
+    make_again(topics, topic, 3)
+
+    assert [stream.plan() for _ in range(3)] == [False] * 3
+    denied(False)
+    if fails == "true":
+        with pytest.raises(LogTailLost, match="offset 5 was wanted"):
+            stream.plan()
+    else:
+        assert stream.next_offsets() == {queue: [0, 1, 2]}
 
 
 def test_a_topic_deleted_while_it_is_read_ends_the_range_or_the_query(topics: Topics) -> None:

@@ -241,7 +241,9 @@ class BrokerClient:
         return self._names.bare_queues(decode_topic_stats(answer.body))
 
     def is_slave(self, address: str, broker_name: str) -> bool:
-        """Return whether the broker is a slave now; False if it does not show its role, for example a proxy.
+        """Return whether the broker is a slave now, or has no role yet.
+
+        Return False if it does not show its role, for example a proxy.
 
         Raises:
             RocketMQError: Retryable, if the broker does not answer or is busy.

@@ -38,7 +38,8 @@ _ASKED_AGAIN_S: Final = 60.0
 """Seconds after which a server that refused is asked again: the fault may pass, or rights may be granted."""
 _NAME: Final = re.compile(rb"^brokerName=(.*?)\r?$", re.MULTILINE)
 
-_SLAVE: Final = re.compile(rb"^brokerRole=SLAVE\r?$", re.MULTILINE)
+_NO_MASTER: Final = re.compile(rb"^(?:brokerRole=SLAVE|brokerId=-1)\r?$", re.MULTILINE)
+"""Lines of a slave, and of a broker with DLedger that has no role yet (``BrokerStartup``)."""
 
 _warned: set[str] = set()
 """Addresses for which this process has logged that their servers do not give their names."""
@@ -60,8 +61,11 @@ def name_in(answer: RemotingCommand, address: str) -> str:
 
 
 def is_slave_in(answer: RemotingCommand) -> bool:
-    """Return whether the broker's answer to :data:`WHO` shows that it is a slave now."""
-    return _SLAVE.search(answer.body) is not None
+    """Return whether the broker's answer to :data:`WHO` shows that it is a slave now.
+
+    A broker with DLedger that has no role yet counts as a slave.
+    """
+    return _NO_MASTER.search(answer.body) is not None
 
 
 def check_name(address: str, is_named: str, wanted: str) -> None:

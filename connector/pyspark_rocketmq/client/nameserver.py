@@ -161,6 +161,14 @@ class NameServerClient:
             self._known[topic] = fresh
         return fresh.usable_route()
 
+    def route_now(self, topic: str, deadline: Deadline) -> TopicRoute:
+        """Return the topic's route as the name servers that answer list it now, without a known route.
+
+        Raises:
+            RocketMQError: If none of them lists the topic, or none answers; or if the topic is static.
+        """
+        return self._look_up(topic, None, deadline)
+
     def denial(self, topic: str) -> TopicNotFound | None:
         """Return the error with which name servers deny a topic whose known route stays in use; else None."""
         known = self.last_known(topic)

@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
 from pyspark_rocketmq.client.broker import BrokerClient
 from pyspark_rocketmq.client.cluster import Cluster, at_brokers, by_broker, outcomes_at_queues
 from pyspark_rocketmq.client.pool import ChannelPool
-from pyspark_rocketmq.clock import Clock
+from pyspark_rocketmq.clock import Clock, Deadline
 from pyspark_rocketmq.consume.not_now import REFUSED_PAUSE_S, Rests
 from pyspark_rocketmq.consume.positions import first_stored_at
-from pyspark_rocketmq.errors import BrokerOffsetUnavailable, RemoteProtocolError, RocketMQError
+from pyspark_rocketmq.errors import (
+    BrokerOffsetUnavailable,
+    RemoteProtocolError,
+    RocketMQError,
+    TopicNotFound,
+    TransportError,
+)
 from pyspark_rocketmq.model import BrokerAddress, MessageQueue, PulledBody, QueueBounds
 from pyspark_rocketmq.options.connection import PLAIN_SOURCE_GROUP
 from pyspark_rocketmq.options.read import ReadOptions
@@ -57,15 +64,19 @@ class MessageLookup:
 
     def __init__(self, options: ReadOptions, pool: ChannelPool, clock: Clock) -> None:
         self._group = options.consumer_group or PLAIN_SOURCE_GROUP
-        self._brokers = Cluster.of(options, clock, pool=pool).brokers()
+        cluster = Cluster.of(options, clock, pool=pool)
+        self._brokers = cluster.brokers()
+        self._name_server = cluster.name_server()
+        self._timeout_s = cluster.timeout_s
         # Imported here, because tasks use only ``found_at`` and need not load the group's modules.
         from pyspark_rocketmq.group.broker_offsets import ReportedResets
 
         self._resets = ReportedResets()
         self._clock = clock
         self._rests: Rests[MessageQueue] = Rests()
-        self._slaves: dict[tuple[str, BrokerAddress], tuple[BrokerOffsetUnavailable, float]] = {}
-        """Slaves that routes name as masters, each with its error and until when it is not asked again."""
+        self._no_masters: dict[tuple[str, BrokerAddress, bool], tuple[BrokerOffsetUnavailable, float]] = {}
+        """Brokers that routes name as masters but that are none now, each with its error and until when it is
+        not asked again; the key also has whether name servers must list it."""
 
     def resets(self) -> dict[MessageQueue, int]:
         """Return, by queue, the target offsets of resets that look-ups have met since the last call."""
@@ -165,18 +176,60 @@ class MessageLookup:
         return first_stored_at(timestamp + 1, found, bounds, stored_ms)
 
     def at_slaves(
-        self, queues: Iterable[MessageQueue], addresses: Mapping[str, BrokerAddress]
+        self, positions: Mapping[MessageQueue, int], snapshot: Snapshot
     ) -> dict[MessageQueue, RocketMQError]:
-        """Return the queues whose broker is a slave although the route names it as master, with errors.
+        """Return the queues whose broker is no master now although the route names it as one, with errors.
 
         Messages that such a broker lacks are not lost: the master may have them. A route names a slave while
         its master is down (name server with ``supportActingMaster``), or for a moment after a master has
         become a slave. A broker that does not answer is counted as a slave; one that refuses to show its role
-        is not. A slave is not asked again for 3 s, and its error stays the same object in this time.
-        Source: ``RouteInfoManager.pickupTopicRouteData``.
+        is not.
+
+        A broker that has restarted serves before it has its role, and may show that of a master. In
+        controller mode its queues may end too early until then. The last known route leads to it, although
+        name servers do not list it. So if a position is beyond its queue's end, they are asked. A broker that
+        they do not list is no master then, and no broker is while they do not answer.
+
+        A broker that is no master is not asked again for 3 s, and its error stays the same object in this
+        time. Source: ``RouteInfoManager.pickupTopicRouteData``, ``ReplicasManager.startBasicService``,
+        ``CommitLog.getConfirmOffset``.
+
+        Args:
+            positions: Queues, each with an offset that is not within the snapshot's bounds.
+            snapshot: The bounds and addresses at the brokers.
+        """
+        early = [queue for queue, at in positions.items() if at > snapshot.bounds[queue].max_offset]
+        others = positions.keys() - early
+        return {
+            **self.without_master(others, snapshot.addresses, is_to_be_listed=False),
+            **self.without_master(early, snapshot.addresses, is_to_be_listed=True),
+        }
+
+    def require_master(self, queue: MessageQueue, addresses: Mapping[str, BrokerAddress]) -> None:
+        """Raise an error if the queue's broker is no master now, or is not listed as one by name servers.
+
+        :meth:`at_slaves` describes both.
+        """
+        for trouble in self.without_master([queue], addresses, is_to_be_listed=True).values():
+            raise trouble
+
+    def without_master(
+        self,
+        queues: Iterable[MessageQueue],
+        addresses: Mapping[str, BrokerAddress],
+        *,
+        is_to_be_listed: bool,
+    ) -> dict[MessageQueue, RocketMQError]:
+        """Return the queues whose broker is no master now, with errors.
+
+        With ``is_to_be_listed`` a broker is no master either if name servers do not list it as one.
         """
         of_broker = by_broker(queues)
-        troubles = at_brokers(of_broker.keys(), lambda name: self._trouble(name, addresses[name]))
+
+        def trouble_at(name: str) -> RocketMQError | None:
+            return self._trouble(name, addresses[name], of_broker[name][0].topic if is_to_be_listed else None)
+
+        troubles = at_brokers(of_broker.keys(), trouble_at)
         return {
             queue: trouble
             for name, trouble in troubles.items()
@@ -184,27 +237,51 @@ class MessageLookup:
             for queue in of_broker[name]
         }
 
-    def require_master(self, queue: MessageQueue, addresses: Mapping[str, BrokerAddress]) -> None:
-        """Raise the error of :meth:`at_slaves` if the queue's broker is a slave."""
-        for trouble in self.at_slaves([queue], addresses).values():
-            raise trouble
-
-    def _trouble(self, broker_name: str, address: BrokerAddress) -> RocketMQError | None:
-        now_s = self._clock.monotonic_s()
-        known, until_s = self._slaves.get((broker_name, address), (None, now_s))
-        if now_s < until_s:
+    def _trouble(self, broker_name: str, address: BrokerAddress, topic: str | None) -> RocketMQError | None:
+        """Return the error if the broker is no master; with a topic, also if its route does not list it."""
+        broker = broker_name, address, topic is not None
+        known, until_s = self._no_masters.get(broker, (None, -math.inf))
+        if self._clock.monotonic_s() < until_s:
             return known
         try:
-            if not self._brokers.is_slave(address, broker_name):
-                return None
+            reason = self._why_slave(broker_name, address)
         except RocketMQError as error:
             return error
-        trouble = known or BrokerOffsetUnavailable(
-            f"Broker {broker_name}: {address} is listed as its master, but is a slave. Queues whose messages "
-            "this slave lacks wait until the master is back: start the master."
-        )
-        self._slaves[broker_name, address] = trouble, now_s + REFUSED_PAUSE_S
+        if reason is None and topic is not None:
+            reason = self._why_not_listed(broker_name, address, topic)
+        if reason is None:
+            return None
+        trouble = known if known is not None and str(known) == reason else BrokerOffsetUnavailable(reason)
+        self._no_masters[broker] = trouble, self._clock.monotonic_s() + REFUSED_PAUSE_S
         return trouble
+
+    def _why_slave(self, broker_name: str, address: BrokerAddress) -> str | None:
+        if not self._brokers.is_slave(address, broker_name):
+            return None
+        return (
+            f"Broker {broker_name}: {address} is listed as its master, but is a slave or has no role yet. "
+            "Queues whose messages this broker lacks wait until the master is back: start the master."
+        )
+
+    def _why_not_listed(self, broker_name: str, address: BrokerAddress, topic: str) -> str | None:
+        try:
+            route = self._name_server.route_now(topic, Deadline.after(self._clock, self._timeout_s))
+        except TopicNotFound:
+            found = f"they have no topic {topic}"
+        except TransportError:
+            found = "none answers"
+        except RocketMQError as error:
+            found = str(error).rstrip(".")
+        else:
+            master = route.master_of(broker_name)
+            if master == address:
+                return None
+            found = f"they list {master or 'none'}"
+        return (
+            f"Broker {broker_name}: name servers do not list {address} as its master now ({found}). If it "
+            "has restarted, it may not have its role yet. Queues whose messages it lacks wait until it is "
+            "listed: check that it reaches the name servers, and its controllers if it has any."
+        )
 
     def _at(self, queue: MessageQueue, offset: int, address: BrokerAddress) -> Found:
         found = found_at(self._brokers, self._group, queue, offset, address)

@@ -148,8 +148,12 @@ class QueueGenerations:
             # The queue's master is back; when it is down again, the slave is checked again.
             del self._copied[queue]
         suspects = [queue for queue in rows if self._is_suspect(rows[queue], snapshot.bounds[queue])]
-        outside = [queue for queue in suspects if not snapshot.bounds[queue].allow(rows[queue].next_offset)]
-        at_slaves = self._lookup.at_slaves(outside, snapshot.addresses) if outside else {}
+        outside = {
+            queue: wanted
+            for queue in suspects
+            if not snapshot.bounds[queue].allow(wanted := rows[queue].next_offset)
+        }
+        at_slaves = self._lookup.at_slaves(outside, snapshot) if outside else {}
         suspects = [queue for queue in suspects if queue not in at_slaves]
         standings = {queue: self._standing(rows[queue]) for queue in suspects}
         places = {
@@ -493,13 +497,13 @@ class CheckpointGenerations:
         remade, silent = self._made_again(previous, snapshot, then)
         self._seen -= {was.queue for was in previous if _place_of(was.queue) in remade}
         self.waiting = {was.queue: silent[at] for was in previous if (at := _place_of(was.queue)) in silent}
-        outside = [
-            was.queue
+        outside = {
+            was.queue: was.end
             for was in previous
             if (bounds := snapshot.bounds.get(was.queue)) is not None and not bounds.allow(was.end)
-        ]
+        }
         if outside:
-            self.waiting |= self._lookup.at_slaves(outside, snapshot.addresses)
+            self.waiting |= self._lookup.at_slaves(outside, snapshot)
         self.waiting |= self._look([was for was in previous if was.queue not in self.waiting], snapshot, then)
         in_sight = snapshot.with_slaves().bounds
         unseen = {was.queue for was in previous if was.queue not in in_sight}
@@ -539,7 +543,8 @@ class CheckpointGenerations:
             for was in planned
             if (bounds := snapshot.bounds.get(was.queue)) is not None and was.end > bounds.max_offset
         }
-        waiting = self._lookup.at_slaves(shorter, snapshot.addresses) if shorter else {}
+        ends = {queue: was.end for queue, was in shorter.items()}
+        waiting = self._lookup.at_slaves(ends, snapshot) if ends else {}
         lost = sorted(shorter.keys() - waiting.keys())
         if lost and self._fails:
             queue = lost[0]
