@@ -69,6 +69,21 @@ def test_a_dead_channel_is_replaced(server: ScriptedServer, pool: ChannelPool, s
     assert second.request(RemotingCommand(code=30), soon).code == 0
 
 
+def test_the_connections_to_an_address_are_counted(
+    server: ScriptedServer, pool: ChannelPool, soon: Deadline
+) -> None:
+    """F4: a broker that was restarted has another one."""
+    assert pool.opened(server.address) == 0
+    first = pool.get(server.address, soon)
+    pool.get(server.address, soon)
+    assert pool.opened(server.address) == 1
+    first.close()
+    pool.get(server.address, soon)
+
+    assert pool.opened(server.address) == 2
+    assert pool.opened("127.0.0.1:1") == 0
+
+
 def test_threads_that_ask_at_once_share_one_connect(server: ScriptedServer, soon: Deadline) -> None:
     """A1: nobody waits under the lock, nobody connects twice."""
     connect = HeldConnect()

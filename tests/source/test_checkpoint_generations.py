@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pyspark_rocketmq.errors import ConnectFailed, DataLoss, LogTailLost, OffsetsBeganAgain, SystemBusy
-from pyspark_rocketmq.model import MessageQueue
+from pyspark_rocketmq.model import BrokerAddress, MessageQueue
 from tests.source.test_planner import A0, A1, B0, Planning
 from tests.source.test_queue_generations import FakeLog
 
@@ -52,6 +52,16 @@ class Stream:
     def restart(self) -> None:
         self.planning.clock.advance(60)
         self.planning.restart()
+
+    def pass_unseen(self, sign: str) -> None:
+        """Let something happen at broker-a between two plans that may have changed its log."""
+        addresses = self.planning.view.addresses
+        if sign == "another address":
+            addresses["broker-a"] = BrokerAddress(addresses["broker-a"] + "1")
+        elif sign == "another connection":
+            self.log.connections[addresses["broker-a"]] += 1
+        else:
+            self.planning.clock.advance(5)
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 4, 9])
@@ -100,6 +110,98 @@ def test_one_queue_of_a_topic_and_broker_is_looked_at_for_each_plan() -> None:
     assert stream.next() == [(A0, 2, 3), (A1, 3, 4)]
 
     assert stream.log.looks == [{A0: 1}]
+
+
+SIGNS = ["another address", "another connection", "a long time"]
+
+
+@pytest.mark.parametrize("sign", SIGNS)
+@pytest.mark.parametrize("whole", [A0, A1])
+def test_a_log_that_lost_the_ends_of_some_queues_between_two_plans_is_found(
+    sign: str, whole: MessageQueue
+) -> None:
+    """F4: a slave had one queue whole; in the other, later messages have the places of those it lacked."""
+    [cut] = {A0, A1} - {whole}
+    stream = Stream({A0: [1, 2, 3], A1: [1, 2, 3], B0: [1]}, failOnDataLoss="false")
+    stream.next()
+    stream.pass_unseen(sign)
+    stream.log.stored |= {whole: [1, 2, 3, 10], cut: [1, 11, 12, 13, 14], B0: [1, 15]}
+
+    assert stream.next() == sorted([(whole, 3, 4), (cut, 1, 5), (B0, 1, 2)])
+
+
+@pytest.mark.parametrize("sign", SIGNS)
+def test_a_log_that_lost_the_end_of_one_queue_ends_a_query_that_is_to_fail_on_data_loss(sign: str) -> None:
+    """F4"""
+    stream = Stream({A0: [1, 2, 3], A1: [1, 2, 3]})
+    stream.next()
+    stream.pass_unseen(sign)
+    stream.log.stored |= {A0: [1, 2, 3, 10], A1: [1, 2, 11, 12]}
+
+    with pytest.raises(OffsetsBeganAgain, match="offset 2 was consumed"):
+        stream.next()
+
+
+def test_a_switch_that_one_plan_shows_costs_later_plans_nothing() -> None:
+    """F4: and the other brokers' queues are not looked at."""
+    stream = Stream({A0: [1], A1: [1], B0: [1]})
+    stream.next()
+    stream.pass_unseen("another address")
+    stream.log.looks.clear()
+    for log in stream.log.stored.values():
+        log.append(10)
+    stream.next()
+    for log in stream.log.stored.values():
+        log.append(20)
+    stream.next()
+
+    assert stream.log.looks == [{B0: 0}, {A0: 0, A1: 0}, {A0: 1, B0: 1}]
+
+
+def test_a_queue_whose_broker_does_not_show_its_log_after_a_switch_waits_until_it_does() -> None:
+    """F4, A8: the others go on meanwhile, with later times."""
+    stream = Stream({A0: [1, 2], A1: [1, 2]}, failOnDataLoss="false")
+    stream.next()
+    stream.pass_unseen("another address")
+    stream.log.stored |= {A0: [1, 2, 10], A1: [1, 11, 12]}
+    stream.log.failures[A1] = SystemBusy(2, "busy")
+    assert stream.next() == [(A0, 2, 3)]
+    stream.log.stored[A0] += [20]
+    assert stream.next() == [(A0, 3, 4)]
+    stream.log.failures.clear()
+
+    assert stream.next() == [(A1, 1, 3)]
+
+
+@given(data=st.data(), most=st.integers(1, 9))
+def test_whatever_logs_lose_between_plans_every_later_message_is_planned(
+    data: st.DataObject, most: int
+) -> None:
+    """F4: each message of the last logs is in a plan that was made while it was there."""
+    stream = Stream({A0: [1], A1: [2]}, failOnDataLoss="false", maxOffsetsPerTrigger=str(most))
+    seen: set[int] = set()
+    now_ms = 2
+
+    def plan() -> bool:
+        ranges = stream.next() or []
+        seen.update(at for queue, start, end in ranges for at in stream.log.stored[queue][start:end])
+        return bool(ranges)
+
+    counts = st.integers(0, 5)
+    for _ in range(data.draw(st.integers(1, 6))):
+        if data.draw(st.booleans()):
+            stream.pass_unseen(data.draw(st.sampled_from(SIGNS)))
+            for log in stream.log.stored.values():
+                del log[max(1, len(log) - data.draw(counts)) :]
+        for log in stream.log.stored.values():
+            count = data.draw(counts)
+            log.extend(range(now_ms + 1, now_ms + 1 + count))
+            now_ms += count
+        plan()
+    while plan():
+        pass
+
+    assert seen.issuperset(at for log in stream.log.stored.values() for at in log)
 
 
 def test_a_topic_made_again_is_found_once_a_broker_that_refuses_the_look_answers_again() -> None:
@@ -315,14 +417,14 @@ def test_a_topic_made_again_is_found_though_messages_followed_the_last_plan(coun
 @given(
     logs=st.lists(st.lists(st.integers(1, 50), max_size=8), min_size=2, max_size=2),
     added=st.lists(st.tuples(st.integers(0, 1), st.integers(1, 50)), max_size=12),
-    restarts=st.lists(st.booleans(), min_size=14, max_size=14),
+    restarts=st.lists(st.sampled_from(["", "restart", *SIGNS]), min_size=14, max_size=14),
     away=st.lists(st.booleans(), min_size=14, max_size=14),
     most=st.integers(1, 9),
 )
 def test_the_same_log_goes_on_whatever_the_clock_shows(
     logs: list[list[int]],
     added: list[tuple[int, int]],
-    restarts: list[bool],
+    restarts: list[str],
     away: list[bool],
     most: int,
 ) -> None:
@@ -335,8 +437,10 @@ def test_the_same_log_goes_on_whatever_the_clock_shows(
         stream.log.stored = {queue: log for queue, log in whole.items() if queue != A1 or not hides}
         for queue, start, end in stream.next() or ():
             read[queue] += range(start, end)
-        if restart:
+        if restart == "restart":
             stream.restart()
+        elif restart:
+            stream.pass_unseen(restart)
         if (more := next(rest, None)) is not None:
             number, at_ms = more
             whole[(A0, A1)[number]].append(at_ms)

@@ -63,6 +63,7 @@ class FakeView:
         """What slaves have, once their masters are down."""
         self.updated_ms: dict[MessageQueue, int] = {}
         self.still_registering: RocketMQError | None = None
+        self.addresses = {name: BrokerAddress(f"{name}:1") for name in ("broker-a", "broker-b")}
 
     def whole_snapshot(self) -> Snapshot:
         if self.still_registering is not None:
@@ -79,9 +80,7 @@ class FakeView:
                 if queue.broker_name not in self.down and queue.broker_name not in self.not_in_route
             },
             addresses={
-                name: BrokerAddress(f"{name}:1")
-                for name in ("broker-a", "broker-b")
-                if name not in self.not_in_route
+                name: address for name, address in self.addresses.items() if name not in self.not_in_route
             },
             unreachable=dict(self.down),
             absent=self.absent,
@@ -191,7 +190,9 @@ class Planning:
     def restart(self) -> None:
         """As a query does that was stopped; with only what it knows of the checkpoint."""
         watch = self._message_lookup
-        generations = None if watch is None else CheckpointGenerations(watch, fail_on_data_loss=self._fails)
+        generations = None
+        if watch is not None:
+            generations = CheckpointGenerations(watch, self.clock, fail_on_data_loss=self._fails)
         self.planner = self._planner_of(generations)
 
     def _pause(self, seconds: float) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Any, Never
 
@@ -45,6 +46,10 @@ class FakeLog(MessageLookup):
         """Brokers that are slaves, although routes name them as masters."""
         self.tiered_end: int | None = None
         """End that answers show below the local storage's messages, as those of tiered storage do."""
+        self.connections: Counter[BrokerAddress] = Counter()
+
+    def connections_to(self, address: BrokerAddress) -> int:
+        return self.connections[address]
 
     def bounds(self, queue: MessageQueue) -> tuple[int, int]:
         first = self.first.get(queue, 0)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import threading
+from collections import Counter
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
@@ -121,6 +122,7 @@ class ChannelPool(Closing):
         self._lock = threading.Lock()
         self._channels: dict[str, Future[Channel]] = {}
         """Channels by address; while a thread is connecting, the future is not done."""
+        self._opened: Counter[str] = Counter()
         self._leaving: list[Channel] = []
         """Channels replaced because the server sent GO_AWAY, but still awaiting answers."""
         self._is_closed = False
@@ -189,7 +191,16 @@ class ChannelPool(Closing):
                 return found, False
             self._leaving = [*(one for one in self._leaving if not one.has_ended), *_channel_in(found)]
             found = self._channels[address] = Future()
+            self._opened[address] += 1
             return found, True
+
+    def opened(self, address: str) -> int:
+        """Return how many connections to ``address`` were opened so far, or tried.
+
+        While the number stays the same, the server has not been restarted.
+        """
+        with self._lock:
+            return self._opened[address]
 
     def close(self) -> None:
         """Close all channels; requests under way fail with ``ChannelClosed``. Idempotent."""

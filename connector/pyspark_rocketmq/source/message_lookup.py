@@ -68,6 +68,7 @@ class MessageLookup:
         self._brokers = cluster.brokers()
         self._name_server = cluster.name_server()
         self._timeout_s = cluster.timeout_s
+        self._pool = pool
         # Imported here, because tasks use only ``found_at`` and need not load the group's modules.
         from pyspark_rocketmq.group.broker_offsets import ReportedResets
 
@@ -81,6 +82,10 @@ class MessageLookup:
     def resets(self) -> dict[MessageQueue, int]:
         """Return, by queue, the target offsets of resets that look-ups have met since the last call."""
         return self._resets.take()
+
+    def connections_to(self, address: BrokerAddress) -> int:
+        """Return how many connections to a broker were opened so far; a restarted broker has another one."""
+        return self._pool.opened(address)
 
     def look(
         self, places: Mapping[MessageQueue, int], addresses: Mapping[str, BrokerAddress]

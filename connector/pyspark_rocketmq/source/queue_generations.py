@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Final, TypeVar
 
+from pyspark_rocketmq.clock import Clock
 from pyspark_rocketmq.consume.generations import (
     LogChange,
     NextGeneration,
@@ -48,6 +49,11 @@ Rows = Mapping[MessageQueue, OffsetRow]
 
 _Place = tuple[str, str]
 """A topic and a broker."""
+_LOOKED_AT_AGAIN_S: Final = 5.0
+"""Time between two plans from which on each queue with new messages is looked at, in seconds.
+
+A look costs a pull. At this pace it costs little beside the pulls of the tasks, and the planner little time.
+"""
 
 
 class QueueGenerations:
@@ -450,6 +456,12 @@ class CheckpointGenerations:
     of each topic and broker is checked at each plan if it has new messages: a topic's queues are deleted
     together.
 
+    A slave that becomes master may lack the ends of some queues only, and so may a broker after a crash. Both
+    may happen between two plans. Therefore every queue of a broker that has new messages is checked if the
+    broker has another address than at the last plan, if the connection to it is another one, or if the last
+    plan was made 5 seconds ago or earlier. The last sign is for a master that has become a slave and has
+    replaced the end of its log, while the route that is known still names it as master.
+
     A checkpoint contains no messages. It contains, for each broker, the latest store time of a message there
     when the plan was made. If the message before a queue's position was stored later than this, or the log
     ends before the position, the log is another one. See row F4 of ``docs/semantics.md``. With
@@ -461,11 +473,19 @@ class CheckpointGenerations:
     at, too: while it is still there, the log is the same.
     """
 
-    def __init__(self, lookup: MessageLookup, *, fail_on_data_loss: bool) -> None:
+    def __init__(self, lookup: MessageLookup, clock: Clock, *, fail_on_data_loss: bool) -> None:
         self._lookup = lookup
+        self._clock = clock
         self._fails = fail_on_data_loss
         self._seen: frozenset[MessageQueue] = frozenset()
-        """Queues that were in sight at the last :meth:`follow` and did not have to wait."""
+        """Queues that were in sight at the last :meth:`follow` and did not have to wait.
+
+        Without those of brokers whose logs may have changed since.
+        """
+        self._contacts: Mapping[str, tuple[BrokerAddress, int]] = {}
+        """Each broker's address and number of connections at the last :meth:`follow`."""
+        self._looked_at_s = 0.0
+        """Monotonic second of the last :meth:`follow`."""
         self._begun: dict[MessageQueue, int] = {}
         """The offset at which a queue with another log goes on; kept until a plan contains it."""
         self.waiting: Mapping[MessageQueue, RocketMQError] = {}
@@ -494,6 +514,7 @@ class CheckpointGenerations:
             RocketMQError: If a broker refuses for good.
         """
         self.times_of_waiting = times_of_waiting(then.times)
+        self._doubt(snapshot.addresses)
         remade, silent = self._made_again(previous, snapshot, then)
         self._seen -= {was.queue for was in previous if _place_of(was.queue) in remade}
         self.waiting = {was.queue: silent[at] for was in previous if (at := _place_of(was.queue)) in silent}
@@ -517,6 +538,16 @@ class CheckpointGenerations:
             else was
             for was in previous
         ]
+
+    def _doubt(self, addresses: Mapping[str, BrokerAddress]) -> None:
+        """Count the queues of each broker as not seen if its log may have changed since the last call."""
+        now_s = self._clock.monotonic_s()
+        contacts = {name: (at, self._lookup.connections_to(at)) for name, at in addresses.items()}
+        is_long_ago = now_s - self._looked_at_s >= _LOOKED_AT_AGAIN_S
+        same = frozenset() if is_long_ago else contacts.items() & self._contacts.items()
+        names = {name for name, _ in same}
+        self._seen = frozenset(queue for queue in self._seen if queue.broker_name in names)
+        self._contacts, self._looked_at_s = contacts, now_s
 
     def of_same_logs(
         self, planned: Sequence[QueueRange], snapshot: Snapshot, then: StoredThen

@@ -168,7 +168,8 @@ class RocketMQStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         generations = None
         if progress.begins_in_checkpoint:
             lookup = MessageLookup(self._options, pool, clock)
-            generations = CheckpointGenerations(lookup, fail_on_data_loss=self._options.fail_on_data_loss)
+            fails = self._options.fail_on_data_loss
+            generations = CheckpointGenerations(lookup, clock, fail_on_data_loss=fails)
         driver = self._driver
         return MicroBatchPlanner(
             self._options,
