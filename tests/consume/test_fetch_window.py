@@ -16,6 +16,7 @@ from pyspark_rocketmq.consume.fetch_window import (
     FetchWindow,
     PullTask,
     RangeWindow,
+    TailLost,
 )
 from pyspark_rocketmq.consume.generations import NO_WITNESSES, NewestStored, Witnesses
 from pyspark_rocketmq.consume.read_range import ReadRange
@@ -641,7 +642,7 @@ def test_successes_behind_a_hole_do_not_make_its_time_begin_again(end: int) -> N
     of = wanted(0, end, pull_batch_size=4, is_group_read=True, fail_on_data_loss=True, retry_timeout_s=10.0)
     pulls = FetchWindow([of], depth=4, max_bytes=64 << 20, log=lambda *_: None)
     (of_queue,) = pulls.ranges
-    now_s, queue_end = 0.0, 8
+    now_s, queue_end = 0.0, 8 if end == OPEN_END else end
 
     while of_queue.failure is None:
         assert now_s < 12.0
@@ -752,6 +753,53 @@ def test_a_log_that_ends_within_the_range_once_after_other_errors_has_lost_nothi
 
     assert not pulls.skipped
     assert isinstance(pulls.failure, SystemBusy)
+
+
+SHORTER = [
+    PullResult(PullStatus.NO_MATCHED_MSG, 5, 0, 5, 0, b"", "OFFSET_OVERFLOW_BADLY"),
+    PullResult(PullStatus.NO_MATCHED_MSG, 7, 0, 5, 0, b"", "OFFSET_OVERFLOW_BADLY"),
+    PullResult(PullStatus.NO_MATCHED_MSG, 0, 0, 0, 0, b"", "NO_MESSAGE_IN_QUEUE"),
+    PullResult(PullStatus.NO_NEW_MSG, 5, 0, 5),
+]
+"""Answers of a broker whose queue ends before offset 8; a master that has become a slave gives the first three.
+"""
+
+
+@pytest.mark.parametrize("shorter", SHORTER)
+@pytest.mark.parametrize("fails", [True, False])
+def test_a_groups_range_ends_as_soon_as_its_log_ends_before_an_offset_that_is_pulled(
+    fails: bool, shorter: PullResult
+) -> None:
+    """F4: by the time of another try, other messages may have these offsets. The planner judges the loss."""
+    pulls = window(4, 12, depth=3, before=1, is_group_read=True, fail_on_data_loss=fails)
+    first, second, third = pulls.tasks(3, 0.0)
+    pulls.answered(first, found(7, body(3, 4, 5, 6)), 0.0)
+    pulls.answered(third, found(12, body(11)), 0.0)
+    pulls.answered(second, shorter, 0.0)
+    pulls.settle(0.0)
+
+    assert isinstance(pulls.failure, TailLost)
+    assert offsets_of(pulls.take()) == [3, 4, 5, 6]
+
+
+@pytest.mark.parametrize("shorter", SHORTER)
+@pytest.mark.parametrize(
+    "changes",
+    [
+        pytest.param({"is_group_read": False}, id="nothing plans the rest again"),
+        pytest.param({"is_group_read": True, "is_slave": True}, id="the slave may lag"),
+    ],
+)
+def test_another_range_waits_for_the_offset_that_is_pulled(
+    shorter: PullResult, changes: dict[str, Any]
+) -> None:
+    """A8, F4"""
+    pulls = window(8, 12, **changes)
+    pulls.answered(pulls.tasks(1, 0.0)[0], shorter, 0.0)
+    pulls.settle(0.0)
+
+    assert pulls.failure is None
+    assert pulls.pause_left_s(0.0) > 0
 
 
 def test_the_next_pull_goes_to_the_replica_that_the_last_answer_suggests() -> None:

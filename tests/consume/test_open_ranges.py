@@ -343,6 +343,26 @@ def test_a_log_that_lost_its_tail_ends_the_range(fails: bool, kind: type[RocketM
     assert isinstance(ended.failure, kind)
 
 
+@pytest.mark.parametrize("fails", [False, True])
+@pytest.mark.parametrize(
+    "shorter",
+    [
+        PullResult(PullStatus.NO_MATCHED_MSG, 8, 0, 5, 0, b"", "OFFSET_OVERFLOW_BADLY"),
+        PullResult(PullStatus.NO_NEW_MSG, 5, 0, 5),
+    ],
+)
+def test_a_master_that_became_a_slave_with_a_shorter_log_ends_the_range(
+    shorter: PullResult, fails: bool
+) -> None:
+    """F4: it was pulled for ever, until other messages had the offsets of those consumed."""
+    pulls = Pulls(wanted(8, before=1, fail_on_data_loss=fails))
+    pulls.answer(pulls.ask()[0], shorter._replace(max_offset=7))
+    pulls.answer(pulls.ask()[0], shorter)
+
+    (ended,) = pulls.window.take()
+    assert isinstance(ended.failure, TailLost)
+
+
 def test_a_log_without_the_message_before_the_range_ends_it_too() -> None:
     """F4: the queue ends before the range, at the message that is only compared."""
     pulls = Pulls(wanted(8, before=1))

@@ -25,7 +25,7 @@ from pyspark_rocketmq.errors import (
 )
 from pyspark_rocketmq.model import BrokerAddress, MessageQueue, QueueRange, QueueState
 from pyspark_rocketmq.source.marker_rows import spark_rows
-from pyspark_rocketmq.source.range_arrivals import closed_arrivals
+from pyspark_rocketmq.source.range_arrivals import RangeArrivals, closed_arrivals
 from pyspark_rocketmq.source.range_reader import gaps_before
 from pyspark_rocketmq.source.ranges import MOST_COUNTED, QueuePartition, Ticket, tasks_of, ticket_rows
 from pyspark_rocketmq.source.reader import read_queue, read_queues, read_ranges, read_tickets
@@ -78,6 +78,12 @@ class Log:
         self.scan = 8
         """Offsets looked at by one pull, whatever was asked for."""
         self.min_offset, self.max_offset = 0, 1000
+        self.ends_at: dict[int, list[int]] = {}
+        """Ends of the queue that the first pulls from an offset find, instead of ``max_offset``."""
+        self.end_now = 1000
+        """End that a request for only that gets."""
+        self.reset_at: dict[int, int] = {}
+        """Targets of resets that pulls from an offset find after those ends."""
         self.is_busy: Callable[[int], bool] = lambda start: False
         self.refusal: int = ResponseCode.SYSTEM_BUSY
         self.remark = ""
@@ -101,10 +107,21 @@ class Log:
             else:
                 body = json.dumps({"topicName": QUEUE.topic, "attributes": self.attributes})
                 peer.answer(request, body=body.encode())
-            return
+        elif request.code == RequestCode.GET_MAX_OFFSET:
+            peer.answer(request, ext_fields={"offset": str(self.end_now)})
+        else:
+            self._pull(peer, request)
+
+    def _pull(self, peer: Peer, request: RemotingCommand) -> None:
         start = int(request.ext_fields["queueOffset"])
         if self.is_busy(start):
             peer.answer(request, self.refusal, remark=self.remark)
+        elif self.ends_at.get(start):
+            end = self.ends_at[start].pop(0)
+            self._answer(peer, request, ResponseCode.PULL_OFFSET_MOVED, end, end=end, remark="OVERFLOW")
+        elif start in self.reset_at:
+            target = self.reset_at[start]
+            self._answer(peer, request, ResponseCode.PULL_OFFSET_MOVED, target, remark="OFFSET_RESET")
         elif start < self.min_offset or start > self.max_offset:
             corrected = self.min_offset if start < self.min_offset else self.max_offset
             self._answer(peer, request, ResponseCode.PULL_OFFSET_MOVED, corrected)
@@ -116,15 +133,23 @@ class Log:
             self._answer(peer, request, code, end, b"".join(data))
 
     def _answer(
-        self, peer: Peer, request: RemotingCommand, code: int, next_begin_offset: int, body: bytes = b""
+        self,
+        peer: Peer,
+        request: RemotingCommand,
+        code: int,
+        next_begin_offset: int,
+        body: bytes = b"",
+        *,
+        end: int | None = None,
+        remark: str = "",
     ) -> None:
         fields = {
             "nextBeginOffset": str(next_begin_offset),
             "minOffset": str(self.min_offset),
-            "maxOffset": str(self.max_offset),
+            "maxOffset": str(self.max_offset if end is None else end),
             "suggestWhichBrokerId": "0",
         }
-        peer.answer(request, code, ext_fields=fields, body=body)
+        peer.answer(request, code, ext_fields=fields, body=body, remark=remark)
 
 
 @pytest.fixture
@@ -277,6 +302,70 @@ def test_a_range_is_read_whole_although_compaction_took_the_message_before_it(
     log.missing = {9}
 
     assert read(replace(partition, witnesses=Witnesses(BEFORE))) == (list(range(10, 60)), partition.planned)
+
+
+ANOTHER = LastMessage(9, BEFORE.store_timestamp + 5, BEFORE.commit_log_offset)
+"""A message that another one has replaced at the broker."""
+
+
+@pytest.mark.parametrize("few", [True, False])
+@pytest.mark.parametrize(
+    ("before", "ends", "end_now", "is_read"),
+    [
+        pytest.param(ANOTHER, [9], 1000, False, id="grown again"),
+        pytest.param(ANOTHER, [9, 9], 1000, False, id="grown again a moment later"),
+        pytest.param(ANOTHER, [9, 9], 9, False, id="shorter again"),
+        pytest.param(BEFORE, [9], 1000, True, id="a wrong answer"),
+        pytest.param(BEFORE, [9, 9], 1000, True, id="two wrong answers"),
+        pytest.param(BEFORE, [9, 9, 9], 1000, True, id="tiered storage without the message"),
+    ],
+)
+def test_a_range_whose_first_pull_did_not_bring_the_message_before_it_is_read_only_if_its_log_is_the_same(
+    partition: QueuePartition,
+    log: Log,
+    before: LastMessage,
+    ends: list[int],
+    *,
+    end_now: int,
+    is_read: bool,
+    few: bool,
+) -> None:
+    """F4: the log ended before this message at first, and has grown past it by the next pull."""
+    log.ends_at, log.end_now = {9: list(ends)}, end_now
+
+    witnessed = replace(partition, witnesses=Witnesses(before))
+    arrivals = list(RangeArrivals([witnessed], few_as_objects=few).arrivals())
+    end = next(each.end for each in arrivals[-1] if each.end is not None)
+
+    assert end.rows == (50 if is_read else 0)
+    assert end.reason is (EndReason.WHOLE if is_read else EndReason.ANOTHER_LOG)
+    assert end.planned.end == (60 if is_read else 10)
+
+
+def test_a_range_waits_for_a_broker_that_does_not_show_the_message_before_it(
+    partition: QueuePartition, log: Log
+) -> None:
+    """F4, A8: nothing of it is read."""
+    log.ends_at = {9: [9]}
+    log.is_busy = lambda start: start == 9 and not log.ends_at[9]
+
+    *messages, marker = read_queue(replace(partition, witnesses=Witnesses(BEFORE)))
+
+    assert messages == []
+    assert end_of(marker).reason is EndReason.EARLY
+    assert end_of(marker).planned.end == 10
+
+
+def test_a_reset_that_the_look_for_the_message_before_the_range_meets_is_passed_on(
+    partition: QueuePartition, log: Log
+) -> None:
+    """F4, F5: a broker reports it once."""
+    log.ends_at, log.reset_at = {9: [9]}, {9: 4}
+
+    *messages, marker = read_queue(replace(partition, witnesses=Witnesses(BEFORE)))
+
+    assert messages == []
+    assert (end_of(marker).reason, end_of(marker).reset_to) == (EndReason.EARLY, 4)
 
 
 def test_a_range_whose_queue_is_shorter_than_it_was_is_lost_from_its_beginning(

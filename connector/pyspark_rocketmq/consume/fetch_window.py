@@ -360,6 +360,9 @@ class RangeWindow:
         elif self._is_to_be_compared(task, outcome):
             self.segments.lost(task.segment_id)
             self.failure = self._broke
+        elif self._ends_before(task, outcome):
+            available = f"{outcome.min_offset} (inclusive) to {outcome.max_offset} (exclusive)"
+            self.lost(task, self._tail_lost(available), now_s)
         else:
             self._has_met_master |= self._is_to_master(task)
             self._judge(task, outcome, now_s)
@@ -379,6 +382,7 @@ class RangeWindow:
             self._go_on(task, outcome, now_s)
         elif asked < self._of.planned.start and outcome.reset_from(asked) is None:
             # This pull asked for the message before the range. Pulls of the range show whether any is lost.
+            # If they bring messages, the reader looks up the one before the range.
             self._advance(task, self._of.planned.start, b"")
         elif task.broker_id != MASTER_ID:
             self.lost(task, None, now_s)
@@ -391,6 +395,19 @@ class RangeWindow:
             self.lost(task, self._nothing_there(asked, outcome), now_s)
         else:
             self._offset_moved(task, outcome, now_s)
+
+    def _ends_before(self, task: PullTask, outcome: PullResult) -> bool:
+        """Return whether a group's queue ends before the offset that was pulled, at the planned master.
+
+        A master that has become a slave answers so, and cuts the end of its log. By the time of another try,
+        other messages may have the offsets of those that were read. The range ends, and the planner judges
+        whether any is lost. OFFSET_ILLEGAL, the answer of a master, is acted on as usual, and so is an answer
+        to the pull of the message before the range.
+        """
+        asked = task.queue_offset
+        is_nothing = outcome.status in {PullStatus.NO_NEW_MSG, PullStatus.NO_MATCHED_MSG}
+        is_shorter = outcome.max_offset < asked >= max(self._of.planned.start, outcome.next_begin_offset)
+        return self._settings.is_group_read and is_nothing and is_shorter and self._is_to_master(task)
 
     def _is_lost(self, asked: int, outcome: PullResult, now_s: float) -> bool:
         """Return whether the message at ``asked`` is lost for good.
@@ -694,14 +711,17 @@ class RangeWindow:
         elif is_ahead:
             self._skip(task, min(result.next_begin_offset, planned.end), available)
         elif self._settings.is_group_read:
-            lost_tail = TailLost(
-                f"{planned.queue}: {address} has offsets {available}, so the range planned from "
-                f"{planned.extent} has lost its tail."
-            )
-            self.lost(task, lost_tail, now_s)
+            self.lost(task, self._tail_lost(available), now_s)
         else:
             # The log lost its tail, and the rest of the range with it.
             self._skip(task, planned.end, available)
+
+    def _tail_lost(self, available: str) -> TailLost:
+        planned = self._of.planned
+        return TailLost(
+            f"{planned.queue}: {self._of.address} has offsets {available}, so the range planned from "
+            f"{planned.extent} has lost its tail."
+        )
 
     def _skip(self, task: PullTask, continues_at: int, available: str) -> None:
         """Pass over a gap, and log it once for all the pulls into it that were in flight."""

@@ -242,7 +242,11 @@ class RangeReader:
         the next message begins."""
         self._before = partition.pulled_again
         """The consumed message right before the range, by which the log is compared. None if no such message
-        is known, and after it was compared."""
+        is known, and from the first message of the range on."""
+        self._is_compared = False
+        """Whether the log has that message, as far as its broker shows."""
+        self._failure: RocketMQError | None = None
+        """Error because of which this is not known; it ends the range."""
         self._unexplained = range(0)
         """Offsets of an inner batch that could not be decoded; gaps in it are not reported, because some of
         these offsets may have no message."""
@@ -325,15 +329,20 @@ class RangeReader:
     def pieces(self, fetched: DecodedChunks) -> Iterator[Messages | RangeEnd]:
         """Yield the next messages of the range; after the last ones, if a group reads, the range's end."""
         for decoded in fetched.messages:
-            if self._is_pulled_again or self._stopped is not None:
+            if self._is_cut:
                 break
             piece = self._piece(decoded)
             if len(piece):
                 yield piece
-        if self._stopped is None and not self._is_pulled_again:
+        if not self._is_cut:
             self._reached = fetched.reached
         if fetched.is_last:
-            yield from self._last(fetched.failure)
+            yield from self._last(self._failure or fetched.failure)
+
+    @property
+    def _is_cut(self) -> bool:
+        """Whether the rest of what the window has pulled is dropped."""
+        return self._is_pulled_again or self._stopped is not None or self._failure is not None
 
     def _piece(self, decoded: Messages | Undecodable) -> Messages:
         if isinstance(decoded, list):
@@ -554,19 +563,79 @@ class RangeReader:
         """Return the messages from the range's start on, if the queue has the log that was consumed.
 
         The queue has another log if another message now has the offset of ``before``, a consumed message. In
-        this case return no messages, and end the range at its start.
+        this case return no messages, and end the range at its start. If the pulls have not brought the
+        message at this offset, look it up: the log may have ended there, and have grown again since.
         """
         offsets = _offsets(messages)
-        found = np.flatnonzero(offsets == before.queue_offset)
-        if len(found) and message_in(messages, int(found[0])) not in {None, before}:
-            self._stopped = EndReason.ANOTHER_LOG
-            self._window.stop()
-            return messages.slice(0, 0)
         own = np.flatnonzero(offsets >= self._expected)
-        if not len(own):
+        try:
+            if not self._is_same(messages, offsets, before, is_last_chance=len(own) > 0):
+                self._stopped = EndReason.ANOTHER_LOG
+        except RocketMQError as error:
+            self._failure = error
+        if self._is_cut:
+            self._window.stop()
+        if self._is_cut or not len(own):
             return messages.slice(0, 0)
         self._before = None
         return messages.slice(int(own[0]))
+
+    def _is_same(
+        self,
+        messages: pa.RecordBatch,
+        offsets: npt.NDArray[np.int64],
+        before: LastMessage,
+        *,
+        is_last_chance: bool,
+    ) -> bool:
+        """Return whether nothing shows another log than that of ``before``, a consumed message.
+
+        If ``is_last_chance`` is true and no message was compared with it yet, the broker is asked.
+
+        Raises:
+            QueueReset: If the broker reports an operator's reset in place of the message.
+            RocketMQError: If the broker does not answer, or refuses.
+        """
+        found = np.flatnonzero(offsets == before.queue_offset)
+        if len(found):
+            self._is_compared = True
+            return message_in(messages, int(found[0])) in {None, before}
+        if self._is_compared or not is_last_chance:
+            return True
+        self._is_compared = True
+        return self._is_there(before)
+
+    def _is_there(self, consumed: LastMessage) -> bool:
+        """Ask the range's broker; return false if the message ``consumed`` is replaced or after the end.
+
+        The end in the answer to a pull may be too low (:meth:`MessageLookup.end_now`). So the log counts as
+        shorter only if the broker also reports such an end when it is asked for only that.
+
+        Raises:
+            QueueReset: If the broker reports an operator's reset in place of the message.
+            RocketMQError: If the broker does not answer, or refuses.
+        """
+        found = self._look_at(consumed.queue_offset)
+        if found.message is None and consumed.queue_offset >= found.bounds.max_offset:
+            partition = self.partition
+            brokers, queue = brokers_of(partition), partition.planned.queue
+            if consumed.queue_offset >= self._patiently(lambda: brokers.max_offset(partition.address, queue)):
+                return False
+            # The queue may have grown between these two answers.
+            found = self._look_at(consumed.queue_offset)
+        return found.message in {None, consumed}
+
+    def _look_at(self, offset: int) -> Found:
+        partition = self.partition
+        brokers, group, queue = (
+            brokers_of(partition),
+            partition.settings.consumer_group,
+            partition.planned.queue,
+        )
+        found = self._patiently(lambda: found_at(brokers, group, queue, offset, partition.address))
+        if found.reset_to is not None:
+            raise QueueReset(f"{queue}: an operator has reset the group's offset.", found.reset_to)
+        return found
 
     def _within_size(self, messages: pa.RecordBatch) -> pa.RecordBatch:
         """Return the messages up to the one with which the range reaches its largest size."""
