@@ -486,6 +486,42 @@ def test_a_range_ends_where_a_replica_may_lack_messages_of_the_dead_master() -> 
     assert (offsets_of(ended.chunks), ended.is_last, ended.failure) == ([0, 1, 2], True, error)
 
 
+@pytest.mark.parametrize("before", [0, 1])
+def test_a_filtered_range_ends_when_its_master_dies_after_offsets_without_messages(before: int) -> None:
+    """L3, F4: a replica that lacks them would store others at their offsets."""
+    pulls = Pulls(wanted(8, before=before, subscription="paid", replicas={1: "r"}, replaces_master=True))
+    pulls.answer(
+        pulls.ask()[0], PullResult(PullStatus.NO_MATCHED_MSG, 10, 0, 10, 0, b"", "NO_MATCHED_MESSAGE")
+    )
+    error = ConnectFailed("broker-a:10911", "refused")
+    pulls.answer(pulls.ask()[0], error)
+
+    (ended,) = pulls.window.take()
+    assert (ended.is_last, ended.failure, ended.reached) == (True, error, 10)
+
+
+def test_a_range_whose_consumed_message_only_the_master_has_shown_ends_when_the_master_dies() -> None:
+    """L3, F4: with a filter no pull of the range shows whether the replica has it."""
+    pulls = Pulls(wanted(8, before=1, subscription="paid", replicas={1: "r"}, replaces_master=True))
+    (held,) = pulls.ask()
+    pulls.now_s += 2.0
+    pulls.answer(held, nothing(8))
+    error = ConnectFailed("broker-a:10911", "refused")
+    pulls.answer(pulls.ask()[0], error)
+
+    (ended,) = pulls.window.take()
+    assert (ended.is_last, ended.failure) == (True, error)
+
+
+def test_a_range_goes_on_at_a_replica_whose_first_pull_asks_for_the_consumed_message() -> None:
+    """L3, F4: the reader compares it."""
+    pulls = Pulls(wanted(8, before=1, replicas={1: "r"}, replaces_master=True))
+    pulls.answer(pulls.ask()[0], ConnectFailed("broker-a:10911", "refused"))
+    (again,) = pulls.ask()
+
+    assert (again.broker_id, again.queue_offset) == (1, 7)
+
+
 def test_a_range_goes_on_at_a_replica_that_had_all_its_messages() -> None:
     """L3"""
     pulls = Pulls(wanted(replicas={1: "r"}, prefers_replica=True, replaces_master=True))

@@ -253,8 +253,12 @@ class RangeWindow:
         self._resumes_at_s = 0.0
         self._has_met_reset = False
         """Whether the broker has reported a reset since the last success."""
-        self._has_masters_messages = False
-        """Whether any message came from the master, whose log may be longer than its replicas'."""
+        self._relies_on_master = of.looked_up is not None
+        """Whether only the master has shown messages that were read or consumed; its replicas may lack them.
+
+        This is so if an answer of the master, with or without messages, has brought the range forward. It is
+        also so if the consumed message was looked up at the master, and no pull of the range shows it.
+        """
         self._has_met_master = False
         """Whether the master has answered a pull."""
         self._broke: TransportError | None = None
@@ -527,7 +531,7 @@ class RangeWindow:
         If such a replica becomes the master, it stores other messages at the offsets that it lacked. The
         tasks of the next plan pull the last consumed message again, and so notice this.
         """
-        if self._settings.is_group_read and self._has_masters_messages:
+        if self._settings.is_group_read and self._relies_on_master:
             self.failure = error
             return
         text = "the master does not answer, going on at its replica %d %s: %s"
@@ -608,8 +612,8 @@ class RangeWindow:
     def _go_on(self, task: PullTask, result: PullResult, now_s: float) -> None:
         body = result.body
         self.segments.answered(task.segment_id, task.queue_offset, result.next_begin_offset, body)
+        self._relies_on_master |= task.broker_id == MASTER_ID
         if body:
-            self._has_masters_messages |= task.broker_id == MASTER_ID
             self.answers += 1
             self.answered_after_s += now_s - task.sent_at_s
         self.bounds = result.min_offset, result.max_offset
