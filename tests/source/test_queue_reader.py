@@ -12,7 +12,7 @@ import pyarrow as pa
 import pytest
 
 from pyspark_rocketmq.client.pull_connection import close_idle_connections
-from pyspark_rocketmq.consume.generations import Witnesses
+from pyspark_rocketmq.consume.generations import NewestStored, Witnesses
 from pyspark_rocketmq.errors import (
     BrokerError,
     ConsumptionForbidden,
@@ -389,6 +389,70 @@ def test_a_message_before_the_range_that_cannot_be_decoded_changes_nothing(
     seen, _ = read(changed(partition, witnesses=Witnesses(BEFORE), fail_on_data_loss=False))
 
     assert seen == [offset for offset in range(10, 60) if offset not in missing]
+
+
+STORED_MS = BEFORE.store_timestamp
+
+
+@pytest.fixture
+def at_replica(partition: QueuePartition) -> QueuePartition:
+    """The range of a batch read, at a replica of a master that does not answer."""
+    with ScriptedServer() as master:
+        dead = BrokerAddress(master.address)
+    return changed(
+        partition,
+        address=dead,
+        replicas={1: partition.address},
+        replaces_master=True,
+        is_group_read=False,
+    )
+
+
+@pytest.mark.parametrize("fails", [True, False])
+@pytest.mark.parametrize(
+    ("newest", "text"),
+    [
+        pytest.param(NewestStored(70, STORED_MS), "", id="the same log"),
+        pytest.param(NewestStored(70, STORED_MS - 1), "rows may be of two logs", id="another log"),
+        pytest.param(NewestStored(1000, STORED_MS), "not known whether", id="the replica lags"),
+    ],
+)
+def test_a_batch_read_whose_master_died_compares_the_log_of_the_replica_that_was_read(
+    at_replica: QueuePartition,
+    caplog: pytest.LogCaptureFixture,
+    *,
+    newest: NewestStored,
+    text: str,
+    fails: bool,
+) -> None:
+    """F4, L3: it may have become the master without the newest messages."""
+    partition = changed(at_replica, newest=newest, fail_on_data_loss=fails)
+    batches: list[pa.RecordBatch] = []
+
+    if fails and "two logs" in text:
+        with pytest.raises(DataLoss, match="belong to both logs"):
+            batches.extend(read_queue(partition))
+        return
+    batches.extend(read_queue(partition))
+
+    assert offsets_of(batches) == list(range(10, 60))
+    warnings = [record.message for record in caplog.records if "log" in record.message.split(" queue=")[0]]
+    assert len(warnings) == bool(text)
+    assert all(text in warning and str(QUEUE) in warning for warning in warnings)
+
+
+def test_a_batch_read_warns_if_neither_master_nor_replica_shows_which_log_was_read(
+    at_replica: QueuePartition, log: Log, caplog: pytest.LogCaptureFixture
+) -> None:
+    """F4, L3"""
+    log.is_busy = lambda start: start == 70
+
+    list(read_queue(changed(at_replica, newest=NewestStored(70, STORED_MS))))
+
+    [warning] = [record for record in caplog.records if "not known whether" in record.message]
+    assert warning.levelname == "WARNING"
+    assert "offset=70" in warning.message
+    assert str(QUEUE) in warning.message
 
 
 def test_a_range_ends_with_the_bounds_of_its_queue(partition: QueuePartition, log: Log) -> None:

@@ -270,6 +270,11 @@ class RangeWindow:
         return self._replica.broker_id
 
     @property
+    def replica_id(self) -> int | None:
+        """Id of the replica that has sent messages last; None if all messages are the master's."""
+        return self._replica.served_by
+
+    @property
     def is_over(self) -> bool:
         """Whether no more pulls will be made."""
         is_read = self.segments.is_complete and not self._must_check_log
@@ -613,6 +618,8 @@ class RangeWindow:
         body = result.body
         self.segments.answered(task.segment_id, task.queue_offset, result.next_begin_offset, body)
         self._relies_on_master |= task.broker_id == MASTER_ID
+        if body and task.broker_id != MASTER_ID:
+            self._replica.served_by = task.broker_id
         if body:
             self.answers += 1
             self.answered_after_s += now_s - task.sent_at_s

@@ -115,6 +115,8 @@ class ReplicaSelector:
         self._home_id = min(self._replica_ids, default=MASTER_ID) if prefers_replica else MASTER_ID
         self.broker_id = self._home_id
         """Id of the broker to pull from now."""
+        self.served_by: int | None = None
+        """Id of the replica that has sent messages last; None before that. The caller sets it."""
         self._avoided_until_s = self._master_avoided_until_s = float("-inf")
         self._away_until_s = float("-inf")
         """Time until which a preferred replica is not pulled from, because it had no more messages."""

@@ -43,7 +43,7 @@ from pyspark_rocketmq.errors import (
     SystemBusy,
     UndecodableMessage,
 )
-from pyspark_rocketmq.model import QUEUE_OFFSET, MessageExt, PulledBody
+from pyspark_rocketmq.model import QUEUE_OFFSET, BrokerAddress, MessageExt, PulledBody
 from pyspark_rocketmq.retry import UNTIL_DEADLINE, call_with_retry
 from pyspark_rocketmq.source.message_lookup import Found, found_at, found_in
 from pyspark_rocketmq.source.ranges import QueuePartition, brokers_of
@@ -233,6 +233,8 @@ class RangeReader:
         # An open range has no largest size: its queue is put on hold when too many messages wait.
         self._most_bytes = None if partition.planned.has_open_end else partition.settings.max_bytes
         self._pulls, self._pull_ms = 0, 0.0
+        self._replica_id: int | None = None
+        """Id of the replica that has sent messages last; None if none has, as far as is counted."""
         self._is_window_counted = False
         self._stopped: EndReason | None = None
         """Why the range ends after the last message read: FULL, UNDECODABLE or ANOTHER_LOG. None if it does
@@ -433,19 +435,24 @@ class RangeReader:
     def _check_log(self, newest: NewestStored) -> None:
         """Check that the queue still has the log that was planned, so that all messages read are of that log.
 
-        An error of the broker is only logged.
+        An error of the broker is only logged. If the master does not answer, and a replica was read, the
+        replica is asked: it may have become the master without the newest messages.
 
         Raises:
             DataLoss: If the queue has another log, and ``failOnDataLoss`` is true.
         """
         partition = self.partition
         queue, address = partition.planned.queue, partition.address
+        found: Found | None
         try:
             found = self._found_at(newest.queue_offset)
         except RocketMQError as error:
-            logger.info("not known whether the queue still has the planned log %s: %s", queue, error)
-            return
-        if not shows_later_log(newest, found.message, found.bounds):
+            if self._replica_id is None:
+                logger.info("not known whether the queue still has the planned log %s: %s", queue, error)
+                return
+            address = partition.replicas[self._replica_id]
+            found = self._found_at_replica(newest.queue_offset, address, error)
+        if found is None or not shows_later_log(newest, found.message, found.bounds):
             return
         loss = DataLoss(
             f"{queue} at {address}",
@@ -475,6 +482,34 @@ class RangeReader:
         brokers, group = brokers_of(partition), partition.settings.consumer_group
         return self._patiently(lambda: found_at(brokers, group, queue, offset, partition.address))
 
+    def _found_at_replica(self, offset: int, address: BrokerAddress, error: RocketMQError) -> Found | None:
+        """Return what a replica has at ``offset``, while its master does not answer (``error``).
+
+        If it does not show a message there, log a warning and return None: the replica may lag, and so does
+        not prove another log.
+        """
+        partition = self.partition
+        brokers, group, planned = brokers_of(partition), partition.settings.consumer_group, partition.planned
+        try:
+            found = self._patiently(lambda: found_at(brokers, group, planned.queue, offset, address))
+        except RocketMQError as at_replica:
+            shown = str(at_replica)
+        else:
+            if found.message is not None:
+                return found
+            shown = found.available
+        logger.warning(
+            "not known whether all rows are of the planned log: a replica was read, and does not show the "
+            "message to compare %s planned=%s offset=%d replica=%s: %s; master: %s",
+            planned.queue,
+            planned.extent,
+            offset,
+            address,
+            shown,
+            error,
+        )
+        return None
+
     def _patiently(self, ask: Callable[[], T]) -> T:
         """Return the answer of ``ask``; try again for ten seconds at most if its error may pass."""
         clock = SystemClock()
@@ -484,6 +519,8 @@ class RangeReader:
     def _count_pulls(self) -> None:
         self._pulls += self._window.answers
         self._pull_ms += self._window.answered_after_s * 1000
+        if self._window.replica_id is not None:
+            self._replica_id = self._window.replica_id
         self._is_window_counted = True
 
     def _range_end(self, end: int, reason: EndReason, failure: RocketMQError | None = None) -> RangeEnd:
