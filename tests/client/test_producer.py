@@ -408,6 +408,24 @@ def test_a_topic_without_a_queue_to_write_to_is_looked_up_at_once_when_it_is_use
                 assert one.queues("orders") == whole.publish_queues("orders")
 
 
+def test_a_topic_to_create_goes_to_brokers_that_have_a_master_again(
+    cluster: ScriptedCluster, producer: Producer
+) -> None:
+    """A8, G2: an expected route without queues would be kept until the topic exists, so for ever."""
+    whole = cluster.route({"broker-a": 4}, perm=7)
+    slaves = tuple(
+        replace(broker, addresses={1: address})
+        for broker in whole.brokers
+        for address in broker.addresses.values()
+    )
+    cluster.routes["TBW102"] = replace(whole, brokers=slaves)
+    with pytest.raises(NoWritableQueue, match="new"):
+        producer.send(Message(topic="new", body=b"x"))
+
+    cluster.routes["TBW102"] = whole
+    assert producer.send(Message(topic="new", body=b"x")).queue.broker_name == "broker-a"
+
+
 def test_a_queue_of_a_broker_without_master_cannot_be_sent_to(producer: Producer) -> None:
     """G5: the error names the broker."""
     with pytest.raises(ConnectFailed, match="broker-x"):

@@ -439,14 +439,7 @@ class Producer(Closing):
         except TopicNotFound as missing:
             if not may_create:
                 raise
-            try:
-                default = self._name_servers.route(AUTO_CREATE_TOPIC, deadline)
-            except TopicNotFound:
-                raise missing from None
-            route = route_to_create(default)
-            # As in Java, use this route until it expires; otherwise keys would move as soon as the first
-            # broker has created its queues.
-            self._name_servers.expect(topic, route)
+            route = self._expected_route(topic, missing, deadline)
         queues = route.publish_queues(topic)
         if not queues:
             # As in Java, the next call asks for the route again, however young this one is. All name servers
@@ -454,6 +447,26 @@ class Producer(Closing):
             self._name_servers.invalidate(topic, is_doubted=True)
             raise NoWritableQueue(topic)
         return route, queues
+
+    def _expected_route(self, topic: str, missing: TopicNotFound, deadline: Deadline) -> TopicRoute:
+        """Return the route that a topic will have when brokers have created it at its first message.
+
+        Raises:
+            TopicNotFound: The error ``missing``, if brokers create no topics.
+            NoWritableQueue: If no broker that creates topics has a master now.
+        """
+        try:
+            default = self._name_servers.route(AUTO_CREATE_TOPIC, deadline)
+        except TopicNotFound:
+            raise missing from None
+        route = route_to_create(default)
+        if not route.publish_queues(topic):
+            self._name_servers.invalidate(AUTO_CREATE_TOPIC, is_doubted=True)
+            raise NoWritableQueue(topic) from missing
+        # As in Java, use this route until it expires; otherwise keys would move as soon as the first broker
+        # has created its queues.
+        self._name_servers.expect(topic, route)
+        return route
 
     def _chosen(
         self, topic: str, sharding_key: ShardingKey | None, queue: MessageQueue | None, deadline: Deadline
