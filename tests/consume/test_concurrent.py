@@ -194,6 +194,8 @@ def test_a_message_that_could_not_be_sent_back_is_consumed_again_after_five_seco
     machine.answered(1, Answer(ReturnType.SUCCESS, 1, 0))
     assert machine.next_delivery(5.9) is None
     assert machine.wake_s() == 6.0
+    # While its queue must wait, only the time-out of a call counts; the run would wake without a pause.
+    assert machine.wake_s(delivers=False) == 5.9 + 900
     assert (machine.done, machine.finished, machine.failures.get(0, 0)) == (0, None, 1)
     again = take(machine, 6.0)
     assert list(again.indexes) == [0]

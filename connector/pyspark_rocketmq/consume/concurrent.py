@@ -526,16 +526,17 @@ class ConcurrentConsumption:
             if not out.going_back:
                 del self._out[number]
 
-    def wake_s(self) -> float:
+    def wake_s(self, *, delivers: bool = True) -> float:
         """Return the time at which to call ``next_delivery`` and ``expired`` again if nothing happens before.
 
         At that time a message is to be consumed again, or a call has lasted too long. The time is infinite if
-        neither can happen.
+        neither can happen. Without ``delivers`` only the second counts: the caller delivers nothing now.
         """
         while self._expiry and not self._is_with_listener(*self._expiry[0]):
             heappop(self._expiry)
         expires_s = self._expiry[0][0] if self._expiry and not self._expiring else inf
-        return min(expires_s, self._again[0][0]) if self._again and self._may_deliver else expires_s
+        is_due_again = delivers and self._again and self._may_deliver
+        return min(expires_s, self._again[0][0]) if is_due_again else expires_s
 
     # --- choosing messages ----------------------------------------------------------------------------------
 

@@ -48,7 +48,7 @@ from pyspark_rocketmq.consume.membership import (
 from pyspark_rocketmq.consume.not_now import reports_no_members
 from pyspark_rocketmq.consume.recent_offsets import Outage, Outages
 from pyspark_rocketmq.display import counted, masking_logger, peer_text
-from pyspark_rocketmq.errors import RequestTimeout, RocketMQError, TransportError
+from pyspark_rocketmq.errors import RequestTimeout, RocketMQError, TransportError, WrongBroker
 from pyspark_rocketmq.hub.state import CALLS_END_S
 from pyspark_rocketmq.model import BrokerAddress, MessageQueue
 from pyspark_rocketmq.wire.requests.admin import ConsumerConnection
@@ -684,8 +684,10 @@ class RunningMember:
     def _note_contact(self, masters: Collection[str], error: RocketMQError | None = None) -> None:
         """Note that these brokers' masters have answered, or that a request to them failed with ``error``.
 
-        A broker that refuses a request has answered.
+        A broker that refuses a request has answered. Another broker at its address shows neither.
         """
+        if isinstance(error, WrongBroker):
+            return
         with self._guard:
             now_s = self._clock.monotonic_s()
             if isinstance(error, TransportError):

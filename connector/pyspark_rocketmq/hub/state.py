@@ -971,7 +971,7 @@ class HubState:
     def _left(self) -> Queues:
         reports = (each for each in self._free_reports if isinstance(each, QueuesFree))
         freed = {queue for report in reports for queue in report.queues}
-        # A queue that is free because it ended early stays with this query, unless the planner gives it away.
+        # A queue that is free only because it ended early usually stays with this query, and has a true lag.
         return frozenset(freed & self._wanted | self._moved)
 
     def _replan_without(self, queues: Queues, reason: str, now_s: float) -> list[Action]:

@@ -234,6 +234,8 @@ class ConcurrentRun(RangeRun):
         """Whether the pool has been informed that another range may begin."""
         self._needs_slot = False
         """Whether messages wait because the pool is full."""
+        self._delivers = True
+        """Whether the queue had no pause when messages were last to be delivered."""
         self._hanging = 0
         """Number of hanging calls, which still run although their messages were sent back or dropped, as last
         reported to the pool."""
@@ -359,7 +361,7 @@ class ConcurrentRun(RangeRun):
             return self._machine.finished is not None
 
     def _next_wake_s(self) -> float:
-        wakes_s = self._machine.wake_s()
+        wakes_s = self._machine.wake_s(delivers=self._delivers)
         if self._begins_s > self._clock.monotonic_s():
             wakes_s = min(wakes_s, self._begins_s)
         # Nothing notifies that the queue of a closed range is given up.
@@ -372,7 +374,8 @@ class ConcurrentRun(RangeRun):
         if pool.waiting and self._free and not pool.may_keep(self):
             pool.give(self)
             self._free -= 1
-        needs_slot = self._needs_slot = not self._is_paused and self._deliver_some()
+        self._delivers = not self._is_paused
+        needs_slot = self._needs_slot = self._delivers and self._deliver_some()
         if self._free:
             pool.give(self, self._free)
             self._free = 0
@@ -508,7 +511,7 @@ class ConcurrentRun(RangeRun):
             self._settle(number, None)
             self._deliver_all()
             machine = self._machine
-            wakes_s = self._next_wake_s() if self._needs_slot else machine.wake_s()
+            wakes_s = self._next_wake_s() if self._needs_slot else machine.wake_s(delivers=self._delivers)
             is_awaited = wakes_s < self._wakes_s or machine.finished is not None
         except BaseException as error:  # noqa: BLE001 - not the listener's: ``consume`` raises it
             self._defect, is_awaited = error, True
