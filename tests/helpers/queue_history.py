@@ -129,6 +129,9 @@ class Log(MessageLookup):
     ) -> dict[MessageQueue, Any]:
         return {queue: Found(self.bounds, self.last_message(offset)) for queue, offset in places.items()}
 
+    def end_now(self, queue: MessageQueue, address: BrokerAddress) -> int:
+        return self.bounds.max_offset
+
     def without_master(
         self,
         queues: Iterable[MessageQueue],

@@ -45,6 +45,8 @@ class OneBroker(ScriptedServer):
         super().__init__(self._answer)
         self.resets: dict[int, int] = {}
         """Targets by queue id, given once."""
+        self.end = END
+        """End of each queue, as shown to a request for only that."""
         self.refuses = False
         self.refused_queue: int | None = None
         self.before_answer: Callable[[], object] = lambda: None
@@ -57,6 +59,8 @@ class OneBroker(ScriptedServer):
         elif request.code == RequestCode.SEARCH_OFFSET_BY_TIMESTAMP:
             # The nearest one, which is the one before.
             peer.answer(request, ext_fields={"offset": str(int(request.ext_fields["timestamp"]) - 1)})
+        elif request.code == RequestCode.GET_MAX_OFFSET:
+            peer.answer(request, ext_fields={"offset": str(self.end)})
         else:
             self._answer_pull(peer, request)
 
@@ -299,6 +303,27 @@ def test_a_broker_that_one_name_server_lists_as_master_is_believed(
 
     assert standing.troubles() == []
     standing.looks.watch.require_master(A0, standing.looks.addresses)
+
+
+def test_a_proxy_that_lists_itself_as_master_is_believed_beside_another_one(standing: Standing) -> None:
+    """F4: each RocketMQ Proxy lists itself as the master of every broker."""
+    first, other = standing.name_servers
+    first.route, other.route = route_to(0, BrokerAddress("10.0.0.9:8080")), standing.master
+
+    assert standing.troubles() == []
+
+
+def test_a_broker_that_has_its_end_again_when_it_is_listed_proves_no_loss(standing: Standing) -> None:
+    """F4, L3: the bounds were read before it had its role, and the name servers were asked later."""
+    for server in standing.name_servers:
+        server.route = standing.master
+    standing.broker.end = END + 1
+
+    assert {str(each) for each in standing.troubles()} == {
+        f"{A0}: its broker has offsets up to {END + 1} again. The queue waits for the next plan."
+    }
+    standing.broker.end = END
+    assert standing.troubles() == []
 
 
 def test_an_answer_of_name_servers_is_not_remembered_for_a_later_loss(standing: Standing) -> None:

@@ -371,11 +371,13 @@ def test_a_reset_that_the_look_for_the_message_before_the_range_meets_is_passed_
 def test_a_range_whose_queue_is_shorter_than_it_was_is_lost_from_its_beginning(
     partition: QueuePartition, log: Log
 ) -> None:
-    """F4: as without the message before it."""
+    """F4: as without the message before it. The planner judges whether messages are lost."""
     log.max_offset = 4
 
-    with pytest.raises(LogTailLost, match="its log ends before what was read or planned"):
-        read(replace(partition, witnesses=Witnesses(BEFORE)))
+    *messages, marker = read_queue(replace(partition, witnesses=Witnesses(BEFORE)))
+
+    assert messages == []
+    assert (end_of(marker).reason, end_of(marker).planned.end) == (EndReason.EARLY, 10)
 
 
 @pytest.mark.parametrize("missing", [set[int](), {10}], ids=["whole", "hole"])
@@ -778,11 +780,25 @@ def test_a_lost_tail_is_never_acknowledged(partition: QueuePartition, log: Log) 
 
 
 def test_a_lost_tail_is_data_loss(partition: QueuePartition, log: Log) -> None:
-    """F4"""
+    """F4: a batch read has no planner that could judge later."""
     log.max_offset = 30
 
-    with pytest.raises(DataLoss, match="offset 34 was wanted"):
-        read(partition)
+    with pytest.raises(LogTailLost, match="offset 34 was wanted"):
+        list(read_queue(changed(partition, is_group_read=False)))
+
+
+@pytest.mark.parametrize("fails", [True, False])
+def test_a_group_s_range_ends_at_a_lost_tail_and_the_planner_judges(
+    partition: QueuePartition, log: Log, fails: bool
+) -> None:
+    """F4, L3: a broker that has restarted answers so, too, as long as it does not have its role."""
+    log.max_offset = 30
+
+    *messages, marker = read_queue(changed(partition, fail_on_data_loss=fails))
+
+    assert offsets_of(messages)[:1] == [10]
+    assert end_of(marker).reason is EndReason.EARLY
+    assert end_of(marker).planned.end <= 34
 
 
 def test_the_marker_row_counts_the_messages(partition: QueuePartition) -> None:

@@ -161,13 +161,17 @@ class NameServerClient:
             self._known[topic] = fresh
         return fresh.usable_route()
 
-    def route_now(self, topic: str, deadline: Deadline) -> TopicRoute:
-        """Return the topic's route as the name servers that answer list it now, without a known route.
+    def masters_now(self, topic: str, broker_name: str, deadline: Deadline) -> frozenset[BrokerAddress]:
+        """Return the addresses that name servers list now as the master of a broker of the topic.
+
+        Name servers may list different ones: each RocketMQ Proxy lists itself.
 
         Raises:
             RocketMQError: If none of them lists the topic, or none answers; or if the topic is static.
         """
-        return self._look_up(topic, None, deadline)
+        routes = self._routes(topic, None, deadline)
+        masters = (route.master_of(broker_name) for route in routes)
+        return frozenset(master for master in masters if master is not None)
 
     def denial(self, topic: str) -> TopicNotFound | None:
         """Return the error with which name servers deny a topic whose known route stays in use; else None."""
@@ -247,7 +251,11 @@ class NameServerClient:
         return KnownRoute(route, since_s=now_s, seen_s=now_s)
 
     def _look_up(self, topic: str, known: KnownRoute | None, deadline: Deadline) -> TopicRoute:
-        """Ask one name server after the other for the route, and return their answers merged into one.
+        """Ask one name server after the other for the route, and return their answers merged into one."""
+        return _merged(self._routes(topic, known, deadline))
+
+    def _routes(self, topic: str, known: KnownRoute | None, deadline: Deadline) -> list[TopicRoute]:
+        """Ask one name server after the other for the route, and return their answers.
 
         No further name server is asked once the answers have all brokers of the ``known`` route, each with
         its master and a queue to write to. Without a known route, all name servers are asked that were not
@@ -274,7 +282,7 @@ class NameServerClient:
             if known is None:
                 raise static[0]
             logger.warning("another name server has an ordinary route, which is used: %s", static[0])
-        return _merged(routes)
+        return routes
 
     def _kept(self, topic: str, known: KnownRoute, error: RocketMQError) -> KnownRoute:
         """Return a known route that could not be refreshed, to be used for a while longer; log the reason.

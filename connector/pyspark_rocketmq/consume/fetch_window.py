@@ -709,14 +709,17 @@ class RangeWindow:
     def _meet_gap(self, task: PullTask, result: PullResult, now_s: float) -> None:
         """Handle offsets that have expired, or that a shorter log no longer has.
 
-        With ``fail_on_data_loss`` the range fails. Without it the offsets are passed over; but if a group's
-        queue has become shorter, the range ends. See row F4 of ``docs/semantics.md``.
+        If a group's queue has become shorter, the range ends, and the planner judges: the broker may have
+        restarted, and not have its role yet. Otherwise the range fails with ``fail_on_data_loss``, and the
+        offsets are passed over without it. See row F4 of ``docs/semantics.md``.
         """
         planned, asked, address = self._of.planned, task.queue_offset, self._of.address
         is_ahead = result.next_begin_offset > asked
         first = max(result.min_offset, result.next_begin_offset) if is_ahead else result.min_offset
         available = f"{first} (inclusive) to {result.max_offset} (exclusive)"
-        if self._settings.fail_on_data_loss:
+        if self._settings.is_group_read and not is_ahead and asked > result.max_offset:
+            self.lost(task, self._tail_lost(available), now_s)
+        elif self._settings.fail_on_data_loss:
             kind = MessagesExpired if asked < first else LogTailLost
             self.lost(task, kind(f"{planned.queue} at {address}", asked, available), now_s)
         elif is_ahead:

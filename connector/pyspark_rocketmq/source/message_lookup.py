@@ -205,10 +205,28 @@ class MessageLookup:
         """
         early = [queue for queue, at in positions.items() if at > snapshot.bounds[queue].max_offset]
         others = positions.keys() - early
-        return {
+        troubles = {
             **self.without_master(others, snapshot.addresses, is_to_be_listed=False),
             **self.without_master(early, snapshot.addresses, is_to_be_listed=True),
         }
+        # The snapshot may be from the time before the broker had its role.
+        for queue in early:
+            if queue not in troubles:
+                regrown = self._regrown(queue, positions[queue], snapshot.addresses[queue.broker_name])
+                troubles |= {} if regrown is None else {queue: regrown}
+        return troubles
+
+    def _regrown(self, queue: MessageQueue, position: int, address: BrokerAddress) -> RocketMQError | None:
+        """Return why the queue must wait for the next plan; None if it still ends before ``position``."""
+        try:
+            end = self.end_now(queue, address)
+        except RocketMQError as error:
+            return error
+        if end < position:
+            return None
+        return BrokerOffsetUnavailable(
+            f"{queue}: its broker has offsets up to {end} again. The queue waits for the next plan."
+        )
 
     def require_master(self, queue: MessageQueue, addresses: Mapping[str, BrokerAddress]) -> None:
         """Raise an error if the queue's broker is no master now, or is not listed as one by name servers.
@@ -270,7 +288,8 @@ class MessageLookup:
 
     def _why_not_listed(self, broker_name: str, address: BrokerAddress, topic: str) -> str | None:
         try:
-            route = self._name_server.route_now(topic, Deadline.after(self._clock, self._timeout_s))
+            deadline = Deadline.after(self._clock, self._timeout_s)
+            masters = self._name_server.masters_now(topic, broker_name, deadline)
         except TopicNotFound:
             found = f"they have no topic {topic}"
         except TransportError:
@@ -278,10 +297,9 @@ class MessageLookup:
         except RocketMQError as error:
             found = str(error).rstrip(".")
         else:
-            master = route.master_of(broker_name)
-            if master == address:
+            if address in masters:
                 return None
-            found = f"they list {master or 'none'}"
+            found = f"they list {', '.join(map(str, sorted(masters))) or 'none'}"
         return (
             f"Broker {broker_name}: name servers do not list {address} as its master now ({found}). If it "
             "has restarted, it may not have its role yet. Queues whose messages it lacks wait until it is "

@@ -609,7 +609,8 @@ class RangeReader:
             if not self._is_same(messages, offsets, before, is_last_chance=len(own) > 0):
                 self._stopped = EndReason.ANOTHER_LOG
         except RocketMQError as error:
-            self._failure = error
+            # In the window, too: whoever drops the range's end still finds a reset there.
+            self._failure = self._window.failure = error
         if self._is_cut:
             self._window.stop()
         if self._is_cut or not len(own):
