@@ -288,6 +288,54 @@ def test_names_of_other_schemas_count_with_all_they_have() -> None:
         avro_decoder(RegisteredSchema('"R0"'), references, None)
 
 
+@pytest.mark.parametrize(
+    ("schema", "used"),
+    [
+        pytest.param([record("A", "int"), record("A", ["null", "A"])], [], id="branches, a list in itself"),
+        pytest.param(
+            [record("A", "int"), record("A", {"type": "array", "items": "null"})], [], id="branches, an array"
+        ),
+        pytest.param(
+            record("W", "B", record("A", ["null", "A"])), [record("B", record("A", "int"))], id="inner"
+        ),
+        pytest.param("W", [record("A", "int"), record("W", record("A", "long"))], id="two references"),
+        pytest.param(
+            record("W", "B", record("A", "string")), [record("A", "int"), record("B", "A")], id="meant before"
+        ),
+        pytest.param(
+            [{"type": "fixed", "name": "A", "size": 2}, {"type": "fixed", "name": "A", "size": 4}],
+            [],
+            id="size",
+        ),
+        pytest.param([{"type": "fixed", "name": "A", "size": 2}, record("A", "int")], [], id="other kind"),
+        pytest.param(
+            [record("N", {"type": "enum", "name": "A", "symbols": list(each)}) for each in ("XY", "YX")],
+            [],
+            id="symbols",
+        ),
+    ],
+)
+def test_a_name_with_two_definitions_makes_a_bad_record(schema: Any, used: list[Any]) -> None:
+    """K4: fastavro would read by the last one, and the check of one of them does not hold for the other."""
+    references = {str(number): RegisteredSchema(json.dumps(each)) for number, each in enumerate(used)}
+
+    with pytest.raises(BadRecord, match=r"defines [AN] twice, and differently"):
+        avro_decoder(RegisteredSchema(json.dumps(schema)), references, None)
+
+
+def test_definitions_that_differ_only_in_remarks_are_one() -> None:
+    """K4: references may repeat a definition."""
+    inner = record("A", "int")
+    references = {
+        name: RegisteredSchema(json.dumps(record(name, inner | {"doc": name}, "A"))) for name in ("B", "C")
+    }
+
+    decode = avro_decoder(RegisteredSchema(json.dumps(record("W", "B", "C"))), references, None)
+
+    one = {"f0": {"f0": 1}, "f1": {"f0": 2}}
+    assert decode(b"\x02\x04" * 2, None) == {"f0": one, "f1": one}
+
+
 @pytest.mark.parametrize("name", [5, "T"])
 def test_a_schema_that_pretends_to_be_checked_is_checked(name: Any) -> None:
     """K4: fastavro would use it as it is, and a payload could crash the worker."""

@@ -34,6 +34,11 @@ References = Mapping[str, RegisteredSchema]
 _PRIMITIVES: Final = frozenset({"null", "boolean", "int", "long", "float", "double", "bytes", "string"})
 _MARKS: Final = frozenset({"__fastavro_parsed", "__named_schemas"})
 """Members of a schema that fastavro has checked; it would not check a schema that comes with them."""
+_ESSENTIAL: Final = (
+    *("type", "name", "fields", "items", "values", "symbols", "size"),
+    *("logicalType", "precision", "scale"),
+)
+"""Members of a schema by which payloads are read; others are remarks, or matter to readers' schemas only."""
 _SHOWN: Final = 200
 _NODES_PER_BYTE: Final = 32
 """Maximum number of parts (see ``_AvroShape``) that a value may have for each byte of its payload.
@@ -89,9 +94,12 @@ def avro_decoder(schema: RegisteredSchema, references: References, reader_schema
 
     named: dict[str, Any] = {}
     try:
-        for used in references.values():
-            fastavro.parse_schema(_avro_json(used.text), named_schemas=named)
-        writer = fastavro.parse_schema(_avro_json(schema.text), named_schemas=named)
+        parsed = [
+            fastavro.parse_schema(_avro_json(each.text), named_schemas=named)
+            for each in (*references.values(), schema)
+        ]
+        _check_definitions(parsed, named)
+        writer = parsed[-1]
         shape = _AvroShape(named)
         shape.surplus(writer)
         for each in (writer, *named.values()):
@@ -147,6 +155,43 @@ def _avro_json(text: str) -> Any:
         raise
     if isinstance(schema, dict):
         return {name: part for name, part in schema.items() if name not in _MARKS}
+    return schema
+
+
+def _check_definitions(schema: Any, named: Mapping[str, Any]) -> None:
+    """Check that each definition in a parsed schema, or in a list of them, is the one in ``named``.
+
+    fastavro takes several definitions of a name in the branches of a union and in references, and reads by
+    the last one wherever the name stands.
+
+    Raises:
+        BadRecord: If a name has two different definitions.
+    """
+    match schema:
+        case list(parts):
+            for each in parts:
+                _check_definitions(each, named)
+        case {"type": "record" | "error" | "enum" | "fixed", "name": str(name)}:
+            fields, known = schema.get("fields"), named[name]
+            if fields is not None and fields is known.get("fields"):
+                _check_definitions([field["type"] for field in fields], named)
+            elif _essence(schema) != _essence(known):
+                raise BadRecord(
+                    f"The registry's schema for this body, with those that it refers to, defines "
+                    f"{name[:_SHOWN]} twice, and differently. Give each type a name of its own."
+                )
+        case {"type": "array", "items": part} | {"type": "map", "values": part} | {"type": part}:
+            _check_definitions(part, named)
+        case _:
+            pass
+
+
+def _essence(schema: Any) -> Any:
+    """Return a parsed schema with no other members than ``_ESSENTIAL``."""
+    if isinstance(schema, list):
+        return [_essence(each) for each in schema]
+    if isinstance(schema, dict):
+        return {name: _essence(schema[name]) for name in _ESSENTIAL if name in schema}
     return schema
 
 
