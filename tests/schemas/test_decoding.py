@@ -337,13 +337,16 @@ def test_definitions_that_differ_only_in_remarks_are_one() -> None:
 
 
 @pytest.mark.parametrize("name", [5, "T"])
-def test_a_schema_that_pretends_to_be_checked_is_checked(name: Any) -> None:
+@pytest.mark.parametrize("place", ["whole", "a branch", "a branch of a branch"])
+def test_a_schema_that_pretends_to_be_checked_is_checked(place: str, name: Any) -> None:
     """K4: fastavro would use it as it is, and a payload could crash the worker."""
     other = record(name, ["null", "record2"])
     marks = {"__fastavro_parsed": True, "__named_schemas": {"record": "int", "record2": other}}
+    whole = marks | other
+    schema = {"whole": whole, "a branch": ["null", whole], "a branch of a branch": [["null", whole]]}[place]
 
     with pytest.raises(BadRecord, match="is not an Avro schema"):
-        avro_decoder(RegisteredSchema(json.dumps(marks | other)), {}, None)
+        avro_decoder(RegisteredSchema(json.dumps(schema)), {}, None)
 
 
 @pytest.mark.parametrize(

@@ -153,6 +153,13 @@ def _avro_json(text: str) -> Any:
         if text in _PRIMITIVES:
             return text
         raise
+    return _without_marks(schema)
+
+
+def _without_marks(schema: Any) -> Any:
+    """Remove the marks where fastavro looks for them: also in the branches of a union."""
+    if isinstance(schema, list):
+        return [_without_marks(each) for each in schema]
     if isinstance(schema, dict):
         return {name: part for name, part in schema.items() if name not in _MARKS}
     return schema
