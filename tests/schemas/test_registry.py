@@ -578,27 +578,45 @@ def test_the_next_try_goes_on_from_the_references_that_were_found() -> None:
     assert schemas._unfinished == {}
 
 
-def test_references_of_schemas_that_cannot_be_used_are_not_kept() -> None:
-    """K4: neither if one is unknown, nor of too many schemas while the registry is away."""
+def test_an_unknown_reference_does_not_make_each_message_ask_for_the_others() -> None:
+    """K4: each message of its user tries again, and only the unknown one is asked for, once in a while."""
     clock = FakeClock()
-    last = UNKNOWN
+    asked: list[str] = []
+
+    def get(url: str) -> Answer:
+        asked.append(url)
+        return UNKNOWN if "/r9/" in url else FOUND
+
+    schemas = scripted(clock, get)
+    user = RegisteredSchema("user", tuple(SchemaReference(f"r{n}", f"r{n}", 1) for n in range(10)))
+    with pytest.raises(SchemaNotFound):
+        schemas.with_references(user)
+    assert len({url for url in asked if "/r9/" not in url}) == 9
+    for later in ([], ["/r9/"]):
+        asked.clear()
+        for _ in range(100):
+            with pytest.raises(SchemaNotFound):
+                schemas.with_references(user)
+        assert [url.partition("/subjects")[2][:4] for url in asked] == later
+        clock.advance(10.1)
+
+
+@pytest.mark.parametrize("is_away", [False, True])
+def test_references_of_many_schemas_do_not_fill_the_memory(is_away: bool) -> None:
+    """K4: those of schemas that cannot be used yet, since one reference is unknown or the registry is away."""
+    clock = FakeClock()
 
     def get(url: str) -> Answer:
         if "/b/" not in url:
             return FOUND
-        if last is FOUND:
+        if is_away:
             raise SchemaRegistryDown(url, "refused")
-        return last
+        return UNKNOWN
 
     schemas = scripted(clock, get)
     both = tuple(SchemaReference(name, name, 1) for name in "ab")
-    with pytest.raises(SchemaNotFound):
-        schemas.with_references(RegisteredSchema("user", both))
-    assert schemas._unfinished == {}
-    last = FOUND
-    clock.advance(60.0)
     for number in range(100):
-        with pytest.raises(SchemaRegistryDown):
+        with pytest.raises(SchemaRegistryDown if is_away else SchemaNotFound):
             schemas.with_references(RegisteredSchema(f"user {number}", both))
     assert len(schemas._unfinished) == 64
 

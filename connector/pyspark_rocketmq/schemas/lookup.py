@@ -3,7 +3,7 @@
 Rule 1: the schema of an id never changes, so a schema that was found is kept for ever.  An unknown id is
 asked for again, but only after some seconds (``not_found_s``).  A subject's version may come again with
 another schema, after a permanent deletion.  So schemas that another one refers to are kept only until all of
-its references are found: the next try after an outage goes on from there.
+its references are found: the next try goes on from there, be it after an outage or while one is unknown.
 Rule 2: threads that want the same schema wait for one request; nothing waits under the lock.
 Rule 3: a schema counts as unknown only if the answer has a registry's own error code for this.  After any
 other answer without a schema, of a server or a proxy, the registry counts as down.
@@ -202,7 +202,7 @@ class SchemaLookup:
         found: dict[str, RegisteredSchema] = {}
         try:
             self._add_references(schema, found, frozenset(), look_up)
-        except SchemaRegistryDown:
+        except (SchemaNotFound, SchemaRegistryDown):
             raise
         except BaseException:
             self._end(schema)
