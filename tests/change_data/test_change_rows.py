@@ -9,6 +9,7 @@ import pyarrow as pa
 import pytest
 
 from pyspark_rocketmq.change_data.envelopes import envelope_of
+from pyspark_rocketmq.spark import change_columns
 from pyspark_rocketmq.spark.change_columns import _Changes, _lists
 from tests.change_data.samples import flat
 
@@ -97,6 +98,35 @@ def test_the_changes_of_a_message_do_not_grow_with_its_square(large: bytes) -> N
     lists = _lists(envelope, batch["body"], pa.nulls(4), pa.nulls(4)).to_pylist()
     added = [{name: row[name] for name in row if name != "queueOffset"} for row in rows]
     assert added == [change for changes in lists for change in changes] * 2
+
+
+def test_few_changes_of_many_messages_come_in_several_batches() -> None:
+    """K6: large bodies and other columns are counted also where they are not measured."""
+    bodies = [_canal(16, 1, table="t" * 100_000)] * 20
+    batch = pa.RecordBatch.from_pydict({"body": pa.array(bodies), "other": pa.array(["x" * 100_000] * 20)})
+
+    found = list(_Changes(envelope_of("canal", {"source_time_zone": "UTC"}))([batch]))
+
+    assert sum(piece.num_rows for piece in found) == 320
+    assert max(piece.nbytes for piece in found) < 20 << 20
+
+
+def test_only_messages_with_many_changes_are_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    """K6: to measure a message takes longer than to decode a small one."""
+    measured: list[int] = []
+
+    def measure(_: pa.RecordBatch, at: int) -> int:
+        measured.append(at)
+        return 1
+
+    monkeypatch.setattr(change_columns, "_measured_size", measure)
+    bodies = [_canal(count, 1) for count in (1, 2, 16, 17, 3)]
+
+    [found] = _Changes(envelope_of("canal", {"source_time_zone": "UTC"}))(
+        [pa.RecordBatch.from_pydict({"body": pa.array([*bodies, None])})]
+    )
+
+    assert (found.num_rows, measured) == (39, [3])
 
 
 def test_messages_of_one_change_stay_in_one_batch() -> None:

@@ -37,6 +37,11 @@ _TEXTS: Final = (pa.string(), pa.large_string())
 _SCHEMA_CHANGE: Final = "schema_change"
 _PIECE_BYTES: Final = 16 << 20
 """Approximate size at which a record batch of changes ends."""
+_MOST_ESTIMATED: Final = 16
+"""Maximum number of a message's changes with which its size is only estimated.
+
+To measure a message takes longer than to decode a small one.
+"""
 _COLUMNS: Final = {
     "op": (pa.string(), StringType()),
     "table": (pa.string(), StringType()),
@@ -200,6 +205,10 @@ class _Changes:
 
         Each change has a copy of its message's columns. So a batch of changes ends where these copies take
         about 16 MiB; otherwise the changes of one message could be too large for Arrow or for the memory.
+
+        Bodies are counted exactly. The other columns of a message with up to 16 changes count as the mean of
+        the messages that came with it: such messages add at most 16 times the size of these columns in the
+        batch that came.
         """
         for batch in batches:
             yield from self._pieces(batch)
@@ -211,12 +220,15 @@ class _Changes:
             batch.column(by_lower[name]) if name in by_lower else missing
             for name in (_BODY, _KEYS, _PROPERTIES)
         )
+        estimated = _estimated_sizes(batch, bodies)
         origins: list[int] = []
         rows: list[_Row] = []
         size = 0
         for at, changes in enumerate(_decoded(self._envelope, bodies, keys, properties)):
             # Single copies of all messages are no larger than the batch itself, so they are not counted.
-            copied = batch.slice(at, 1).nbytes if len(changes) > 1 else 0
+            copied = 0 if len(changes) <= 1 else estimated[at]
+            if len(changes) > _MOST_ESTIMATED:
+                copied = _measured_size(batch, at)
             for row in filter(None, map(_row, changes)):
                 origins.append(at)
                 rows.append(row)
@@ -226,6 +238,18 @@ class _Changes:
                     origins, rows, size = [], [], 0
         if rows:
             yield _piece(batch, origins, rows)
+
+
+def _estimated_sizes(batch: pa.RecordBatch, bodies: pa.Array) -> list[int]:
+    """Return each message's size: its body's, and the mean size of the other columns."""
+    if not batch.num_rows:
+        return []
+    others = (batch.nbytes - bodies.nbytes) // batch.num_rows
+    return [(length or 0) + others for length in pc.binary_length(bodies).to_pylist()]
+
+
+def _measured_size(batch: pa.RecordBatch, at: int) -> int:
+    return int(batch.slice(at, 1).nbytes)
 
 
 def _piece(batch: pa.RecordBatch, origins: Sequence[int], rows: Sequence[_Row]) -> pa.RecordBatch:
