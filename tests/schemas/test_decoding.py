@@ -167,6 +167,15 @@ def test_an_id_of_apicurios_other_kind_names_no_schema(
     assert registry.requests == ["/schemas/ids/7"]
 
 
+@pytest.mark.parametrize("body_format", ["avro", "protobuf", "json"])
+def test_a_header_of_confluent_is_no_apicurio_id(body_format: str) -> None:
+    """K4: the error names the framing that the message has."""
+    decode = SchemaRegistry("http://127.0.0.1:1").decoder(framing="apicurio-headers", format=body_format)
+
+    with pytest.raises(FrameDamaged, match="It looks like confluent-headers"):
+        decode(message(b"x", __value_schema_id=str(GUID)))
+
+
 def test_json_needs_no_id_of_a_certain_kind() -> None:
     """K4: no schema is looked up by it."""
     decode = SchemaRegistry("http://127.0.0.1:1").decoder(framing="apicurio-headers", format="json")

@@ -222,7 +222,9 @@ class BodyDecoder:
 
 
 def _id_of_apicurio(properties: Mapping[str, str], *, legacy_id_mode: bool) -> Mapping[str, str]:
-    """Return the property with the kind of id that the registry takes; empty if the message has no id.
+    """Return the property with the kind of id that the registry takes; all properties if they have no id.
+
+    So the error for a message without an id can name the framing that its properties have.
 
     Raises:
         BadRecord: If the message has only the other kind of id, by which the registry might return another
@@ -233,7 +235,7 @@ def _id_of_apicurio(properties: Mapping[str, str], *, legacy_id_mode: bool) -> M
         return {wanted: properties[wanted]}
     if other in properties:
         raise BadRecord(_OTHER_ID[legacy_id_mode])
-    return {}
+    return properties
 
 
 _OTHER_ID: Final = {
