@@ -331,6 +331,7 @@ class BadChanges:
     """Changes that could not be applied, with their message's position; a change may be there twice.
 
     Of the changes with the same position, the first has the message's body, unless a route hides columns.
+    A change whose value does not fit its column, found only when the batch is committed, has no body.
     """
 
     uri: str
