@@ -484,7 +484,7 @@ class TargetQueueAway(RocketMQError):
         self.source = source
         self.target = target
         self.starting_offsets = starting_offsets
-        """Value of ``startingOffsets`` for a run with a new record; empty if the record has no messages."""
+        """Value of ``startingOffsets`` for a run with a new record; empty if the run reads no queue."""
 
     def __str__(self) -> str:
         start = f" and startingOffsets={self.starting_offsets}" if self.starting_offsets else ""

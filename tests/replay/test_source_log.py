@@ -18,7 +18,7 @@ from broker_sim.settings import BrokerSettings
 from pyspark_rocketmq.client.pool import process_pool
 from pyspark_rocketmq.client.pull_connection import close_idle_connections
 from pyspark_rocketmq.clock import SystemClock
-from pyspark_rocketmq.errors import DataLoss, TargetQueueAway, TransportError
+from pyspark_rocketmq.errors import DataLoss, OptionError, TargetQueueAway, TransportError
 from pyspark_rocketmq.model import MessageQueue
 from pyspark_rocketmq.replay import replay
 from pyspark_rocketmq.replay.record import ReplayRecord
@@ -182,6 +182,7 @@ def test_a_message_that_cannot_be_looked_up_is_not_recorded(
 
 
 SALES, ELSEWHERE = MessageQueue("sales", "broker-b", 0), MessageQueue("copies", "broker-a", 0)
+SALES_AT_A = MessageQueue("sales", "broker-a", 0)
 
 
 @pytest.fixture
@@ -233,6 +234,37 @@ def test_a_queue_whose_target_is_gone_for_good_goes_elsewhere_with_a_new_record(
     sell(sim, 1)
     assert sales("new", startingOffsets=raised.value.starting_offsets).written == 1
     assert ends(sim) == (6, 5)
+
+
+def test_a_new_record_leaves_out_what_the_run_left_out(sim: SimCluster, run: Run, sales: Run) -> None:
+    """H3: the error names where the run began in a queue, and no queue that the run does not read."""
+    sim.create_topic(SALES_AT_A.topic, queues=1, brokers=[SALES_AT_A.broker_name])
+    sim.put(SALES_AT_A, [message(SALES.topic, number) for number in range(3)])
+    left_out = '{"sales": {"broker-a": {"0": 3}}}'
+    produce(sim, 2)
+    sell(sim, 6)
+    run()
+    sales(startingOffsets=left_out)
+    sell(sim, 4)
+    sim.create_topic(COPIES.topic, queues=0, brokers=[COPIES.broker_name])
+
+    with pytest.raises(TargetQueueAway) as raised:
+        sales(startingOffsets=left_out)
+    assert raised.value.starting_offsets == '{"sales": {"broker-a": {"0": 3}, "broker-b": {"0": 6}}}'
+    assert sales("new", startingOffsets=raised.value.starting_offsets).written == 4
+
+
+def test_a_new_record_goes_on_at_earliest_when_its_start_has_expired(sim: SimCluster, sales: Run) -> None:
+    """H3: nothing is sent twice, since the new record has what was sent from there on."""
+    sell(sim, 6)
+    sales("new", startingOffsets='{"sales": {"broker-b": {"0": 2}}}')
+    state = sim.broker("broker-b").state
+    sim.call(lambda: state.store.drop_stored_before(int(state.clock.now_s() * 1000 + 1)))
+    sell(sim, 3)
+
+    with pytest.raises(OptionError, match=r"asks for offset 2 .* -2 \(earliest\)"):
+        sales("new", startingOffsets='{"sales": {"broker-b": {"0": 2}}}')
+    assert sales("new", startingOffsets='{"sales": {"broker-b": {"0": -2}}}').written == 3
 
 
 def test_an_unfinished_step_at_a_broker_that_is_away_is_not_sent_elsewhere(

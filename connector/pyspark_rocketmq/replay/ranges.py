@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import logging
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import zip_longest
 from typing import Final
@@ -283,12 +283,16 @@ def recorded_targets(recorded: Iterable[Sending]) -> dict[MessageQueue, MessageQ
 
 
 def check_recorded_targets(
-    planned: Sequence[QueueRange], recorded: Sequence[Sending], writable: Collection[MessageQueue]
+    planned: Iterable[QueueRange],
+    starts: Mapping[MessageQueue, int],
+    recorded: Sequence[Sending],
+    writable: Collection[MessageQueue],
 ) -> None:
     """Check that messages which are left to send can go to the queues that got the messages before them.
 
     Args:
         planned: Ranges of the run, including those that are recorded.
+        starts: Where the run begins in every queue that it reads.
         recorded: Recorded ranges, oldest first.
         writable: Queues of the target that can be written to now.
 
@@ -299,27 +303,32 @@ def check_recorded_targets(
     for part in without(planned, (one.source for one in recorded)):
         target = targets.get(part.queue)
         if target is not None and target not in writable:
-            raise away_error(part.queue, target, planned, recorded)
+            raise away_error(part.queue, target, starts, recorded)
 
 
 def away_error(
     source: MessageQueue,
     target: MessageQueue,
-    planned: Iterable[QueueRange],
-    recorded: Sequence[Sending],
+    starts: Mapping[MessageQueue, int],
+    recorded: Iterable[Sending],
 ) -> TargetQueueAway:
     """Return the error that the replay of ``source`` cannot go on in ``target``.
 
-    Its starting offsets are, of each recorded queue, the first offset that the record lacks. If ranges behind
-    a gap are recorded, a new record begins at the gap: messages may come twice, but none is left out.
+    Its starting offsets are, of each queue in ``starts``, the first offset from the run's start on that the
+    record lacks. If ranges behind a gap are recorded, a new record begins at the gap: messages may come
+    twice, but none is left out. A queue with nothing to replay is named, too, since a new record would
+    otherwise begin with its earliest message. Recorded queues that are not in ``starts`` are not named: the
+    run reads another topic, or they no longer exist, so a start in them would be refused.
     """
-    starts: dict[MessageQueue, int] = {}
+    done_of = defaultdict(list)
     for one in recorded:
-        starts[one.source.queue] = max(starts.get(one.source.queue, 0), one.source.end)
-    for part in reversed(without(planned, (one.source for one in recorded))):
-        if part.queue in starts:
-            starts[part.queue] = part.start
+        done_of[one.source.queue].append((one.source.start, one.source.end))
     tree: dict[str, dict[str, dict[str, int]]] = {}
     for queue, start in sorted(starts.items()):
-        tree.setdefault(queue.topic, {}).setdefault(queue.broker_name, {})[str(queue.queue_id)] = start
+        at = start
+        for done_start, done_end in sorted(done_of[queue]):
+            if done_start > at:
+                break
+            at = max(at, done_end)
+        tree.setdefault(queue.topic, {}).setdefault(queue.broker_name, {})[str(queue.queue_id)] = at
     return TargetQueueAway(str(source), str(target), json.dumps(tree) if tree else "")

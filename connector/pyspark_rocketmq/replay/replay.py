@@ -179,7 +179,7 @@ class Replay:
             ).collect()
             return int(counts["num_inserted_rows"])
 
-        return self._run(_partitions(options), write, on_step, in_order=False)
+        return self._run(_planned(options)[1], write, on_step, in_order=False)
 
     def to_topic(self, topic: str, record: str, on_step: OnStep | None = None) -> ReplaySummary:
         """Send the messages to ``topic``, with their bodies, properties and flags.
@@ -216,9 +216,10 @@ class Replay:
         options = self._options
         topic = _topic_name(without_namespace(options.namespace or "", topic))
         whole = replace(options, include_columns=(), property_columns=(), decode_properties=True)
+        starts, found = _planned(whole)
         partitions = {
             queue: replace(one, settings=one.settings._replace(columns=RESEND_COLUMNS))
-            for queue, one in _partitions(whole).items()
+            for queue, one in found.items()
         }
         if topic in {queue.topic for queue in partitions}:
             problem = (
@@ -235,11 +236,11 @@ class Replay:
             storage=StorageOptions.parse(options.storage_secrets),
         )
         check_shared(self._spark, {"record": record})
-        planned = [one.planned for _, one in sorted(partitions.items())]
-        self._finish_interrupted(recorded, targets, planned)
+        self._finish_interrupted(recorded, targets, starts)
         done = recorded.done()
+        planned = [one.planned for _, one in sorted(partitions.items())]
         _check_logs(partitions, done)
-        check_recorded_targets(planned, done, targets.queues)
+        check_recorded_targets(planned, starts, done, targets.queues)
         _check_targets(targets, done)
         chosen = recorded_targets(done)
         left_out = [one.source for one in done]
@@ -267,7 +268,7 @@ class Replay:
         return self._run(partitions, write, on_step, in_order=True, done=left_out)
 
     def _finish_interrupted(
-        self, recorded: ReplayRecord, targets: TargetTopic, planned: Iterable[QueueRange]
+        self, recorded: ReplayRecord, targets: TargetTopic, starts: Mapping[MessageQueue, int]
     ) -> None:
         """Find in the target topic which part of an interrupted step is stored, and record it as replayed.
 
@@ -286,7 +287,7 @@ class Replay:
             try:
                 places[one.target] = targets.partition(one.target)
             except ConnectFailed as error:
-                raise away_error(one.source.queue, one.target, planned, recorded.done()) from error
+                raise away_error(one.source.queue, one.target, starts, recorded.done()) from error
         # Wait: a task of the failed run may still send for a moment, and its last request may be on its way.
         time.sleep(_TASKS_END_S + self._options.request_timeout_ms / 1000)
         by_target: dict[MessageQueue, list[Sending]] = {}
@@ -374,11 +375,11 @@ def _made_table(spark: SparkSession, path: str, name: TableName | None, columns:
         raise RocketMQError(NO_DELTA) from error
 
 
-def _partitions(options: ReadOptions) -> dict[MessageQueue, QueuePartition]:
-    """Return one partition for each queue with messages between start and end, as for a batch read."""
+def _planned(options: ReadOptions) -> tuple[dict[MessageQueue, int], dict[MessageQueue, QueuePartition]]:
+    """Return where each queue begins, and a partition for each with messages, as for a batch read."""
     whole = replace(options, min_partitions=None, max_records_per_partition=None)
-    planned = RocketMQBatchReader(whole).partitions()
-    return {one.planned.queue: one for one in planned if isinstance(one, QueuePartition)}
+    starts, parts = RocketMQBatchReader(whole).plan()
+    return starts, {one.planned.queue: one for one in parts if isinstance(one, QueuePartition)}
 
 
 def _check_logs(partitions: Mapping[MessageQueue, QueuePartition], done: Iterable[Sending]) -> None:

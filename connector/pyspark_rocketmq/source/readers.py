@@ -11,7 +11,7 @@ import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
-from typing import Any, ClassVar, Final
+from typing import Any, ClassVar, Final, NamedTuple
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, InputPartition
@@ -31,7 +31,7 @@ from pyspark_rocketmq.group.join import client_id, join_group, offset_key, unreg
 from pyspark_rocketmq.group.requests import ConsumeOne
 from pyspark_rocketmq.hub.planner_end import PlannerControl
 from pyspark_rocketmq.hub.session import HubAddress
-from pyspark_rocketmq.model import MessageModel, QueueRange
+from pyspark_rocketmq.model import MessageModel, MessageQueue, QueueRange
 from pyspark_rocketmq.options.connection import PLAIN_SOURCE_GROUP
 from pyspark_rocketmq.options.positions import EARLIEST, LATEST
 from pyspark_rocketmq.options.read import ReadOptions
@@ -68,6 +68,15 @@ logger = logging.getLogger(__name__)
 _ANY_NUMBER: Final = 2**63 - 1
 
 
+class BatchPlan(NamedTuple):
+    """What a batch reads."""
+
+    starts: dict[MessageQueue, int]
+    """Where each queue begins, including queues without messages to read."""
+    partitions: Sequence[InputPartition]
+    """One partition per queue with messages, or more if options ask for them."""
+
+
 class RocketMQBatchReader(DataSourceReader):
     """Reads every message between the starting and the ending positions once; changes no group's offsets."""
 
@@ -76,7 +85,11 @@ class RocketMQBatchReader(DataSourceReader):
 
     @without_frames
     def partitions(self) -> Sequence[InputPartition]:
-        """Return one partition per queue with messages, or more if options ask for them.
+        """Return the partitions of :meth:`plan`."""
+        return self.plan().partitions
+
+    def plan(self) -> BatchPlan:
+        """Return what is to be read, as the queues are now.
 
         Raises:
             OptionError: If positions in options cannot be used, or options ask for too many partitions.
@@ -105,7 +118,10 @@ class RocketMQBatchReader(DataSourceReader):
             )
         masters = {name: at for name, at in snapshot.addresses.items() if name not in snapshot.slaves}
         newest = {queue: NewestStored.of(bounds) for queue, bounds in snapshot.bounds.items()}
-        return partitions_of(parts, self._options, masters, snapshot.replicas, snapshot.slaves, newest=newest)
+        return BatchPlan(
+            {each.queue: each.start for each in ranges},
+            partitions_of(parts, self._options, masters, snapshot.replicas, snapshot.slaves, newest=newest),
+        )
 
     def _ranges(self, view: ClusterView, positions: OptionPositions) -> tuple[Snapshot, list[QueueRange]]:
         snapshot = view.whole_snapshot().with_slaves()
