@@ -267,6 +267,33 @@ def test_a_new_record_goes_on_at_earliest_when_its_start_has_expired(sim: SimClu
     assert sales("new", startingOffsets='{"sales": {"broker-b": {"0": -2}}}').written == 3
 
 
+def test_targets_that_can_be_read_are_finished_before_one_counts_as_away(
+    sim: SimCluster, sales: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """H3: else a new record would send their part of the step again."""
+    sim.create_topic(SALES_AT_A.topic, queues=1, brokers=[SALES_AT_A.broker_name])
+    sim.put(SALES_AT_A, [message(SALES.topic, number) for number in range(3)])
+    sell(sim, 4)
+    with monkeypatch.context() as patched:
+        patched.setattr(ReplayRecord, "finish", Mock(side_effect=KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            sales()
+    sim.stop_broker("broker-b")
+    pause = Mock()
+    monkeypatch.setattr(f"{replay.__name__}.time", SimpleNamespace(sleep=pause, monotonic=time.monotonic))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(replay, "read_tail", Mock(side_effect=TransportError("a:1", "it is silent")))
+        with pytest.raises(TransportError, match="it is silent"):
+            sales()
+    pause.assert_called_once()
+    with pytest.raises(TargetQueueAway) as raised:
+        sales()
+    assert raised.value.starting_offsets == '{"sales": {"broker-a": {"0": 1}, "broker-b": {"0": 0}}}'
+    sim.start_broker("broker-b")
+    assert (sales().written, ends(sim)) == (4, (4, 3))
+
+
 def test_an_unfinished_step_at_a_broker_that_is_away_is_not_sent_elsewhere(
     sim: SimCluster, sales: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -272,6 +272,9 @@ class Replay:
     ) -> None:
         """Find in the target topic which part of an interrupted step is stored, and record it as replayed.
 
+        If target queues are away, the others are done first, so that the starting offsets in the error leave
+        out what the others have. Any other error is therefore raised before this one.
+
         Raises:
             TargetQueueAway: If a target queue cannot be read, because its broker has no master.
             RocketMQError: If the record or a target queue cannot be read.
@@ -282,26 +285,25 @@ class Replay:
         logger.warning(
             "searching the target for messages that an unfinished step sent ranges=%d", len(unfinished)
         )
-        places: dict[MessageQueue, QueuePartition] = {}
-        for one in unfinished:
-            try:
-                places[one.target] = targets.partition(one.target)
-            except ConnectFailed as error:
-                raise away_error(one.source.queue, one.target, starts, recorded.done()) from error
-        # Wait: a task of the failed run may still send for a moment, and its last request may be on its way.
-        time.sleep(_TASKS_END_S + self._options.request_timeout_ms / 1000)
-        by_target: dict[MessageQueue, list[Sending]] = {}
-        for sending in unfinished:
-            by_target.setdefault(sending.target, []).append(sending)
+        by_target = _by_target(unfinished)
+        places, away = _places(targets, by_target)
+        if places:
+            # Wait: a task of the failed run may still send for a moment, and its last request may be on its
+            # way.
+            time.sleep(_TASKS_END_S + self._options.request_timeout_ms / 1000)
         ended: list[Sending] = []
-        for target, sendings in by_target.items():
+        for target, place in places.items():
+            sendings = by_target[target]
             begin = min(sending.target_offset for sending in sendings)
-            bounds, highest = read_tail(places[target], sendings, begin)
+            bounds, highest = read_tail(place, sendings, begin)
             for sending, offset in zip(sendings, highest, strict=True):
                 fails = self._options.fail_on_data_loss
                 until = sending.stored_until(offset, bounds, fail_on_data_loss=fails)
                 ended.append(replace(sending, source=replace(sending.source, end=until)))
-        recorded.finish(ended)
+        if ended:
+            recorded.finish(ended)
+        for target, cause in away.items():
+            raise away_error(by_target[target][0].source.queue, target, starts, recorded.done()) from cause
 
     def _run(
         self,
@@ -414,6 +416,27 @@ def _check_logs(partitions: Mapping[MessageQueue, QueuePartition], done: Iterabl
             raise
 
 
+def _by_target(sendings: Iterable[Sending]) -> dict[MessageQueue, list[Sending]]:
+    found: dict[MessageQueue, list[Sending]] = {}
+    for one in sendings:
+        found.setdefault(one.target, []).append(one)
+    return found
+
+
+def _places(
+    targets: TargetTopic, queues: Iterable[MessageQueue]
+) -> tuple[dict[MessageQueue, QueuePartition], dict[MessageQueue, ConnectFailed]]:
+    """Return where to read each of ``queues``, and the errors of those whose broker has no master."""
+    places: dict[MessageQueue, QueuePartition] = {}
+    away: dict[MessageQueue, ConnectFailed] = {}
+    for queue in queues:
+        try:
+            places[queue] = targets.partition(queue)
+        except ConnectFailed as error:
+            away[queue] = error
+    return places, away
+
+
 def _check_targets(targets: TargetTopic, done: Iterable[Sending]) -> None:
     """Check that the target's queues may still have the messages that are recorded as stored in them.
 
@@ -425,11 +448,7 @@ def _check_targets(targets: TargetTopic, done: Iterable[Sending]) -> None:
         TransportError: If a slave is listed as a queue's master, because it may lack messages.
         RocketMQError: If a broker does not answer.
     """
-    recorded: dict[MessageQueue, list[Sending]] = {}
-    for one in done:
-        if one.target in targets.queues:
-            recorded.setdefault(one.target, []).append(one)
-    for target, sendings in recorded.items():
+    for target, sendings in _by_target(one for one in done if one.target in targets.queues).items():
         bounds = master_bounds(targets.partition(target))
         for one in sendings:
             one.check_target(bounds)
