@@ -38,11 +38,17 @@ class GrowingLog(Log):
     """A queue whose end is answered as such; it holds no pull."""
 
     def _answer(
-        self, peer: Peer, request: RemotingCommand, code: int, next_begin_offset: int, body: bytes = b""
+        self,
+        peer: Peer,
+        request: RemotingCommand,
+        code: int,
+        next_begin_offset: int,
+        body: bytes = b"",
+        **facts: Any,
     ) -> None:
         if code == ResponseCode.PULL_RETRY_IMMEDIATELY and next_begin_offset == self.max_offset:
             code = ResponseCode.PULL_NOT_FOUND
-        super()._answer(peer, request, code, next_begin_offset, body)
+        super()._answer(peer, request, code, next_begin_offset, body, **facts)
 
 
 @pytest.fixture

@@ -217,7 +217,7 @@ class MessageLookup:
         return troubles
 
     def _regrown(self, queue: MessageQueue, position: int, address: BrokerAddress) -> RocketMQError | None:
-        """Return why the queue must wait for the next plan; None if it still ends before ``position``."""
+        """Return the error of a queue that must wait; None if it still ends before ``position``."""
         try:
             end = self.end_now(queue, address)
         except RocketMQError as error:

@@ -69,7 +69,7 @@ _ANY_NUMBER: Final = 2**63 - 1
 
 
 class BatchPlan(NamedTuple):
-    """What a batch reads."""
+    """Plan of a batch read."""
 
     starts: dict[MessageQueue, int]
     """Where each queue begins, including queues without messages to read."""
