@@ -18,7 +18,6 @@ from pyspark_rocketmq.consume.slave_reads import MASTER_ID
 from pyspark_rocketmq.errors import (
     ConnectFailed,
     ConsumptionForbidden,
-    LogTailLost,
     RocketMQError,
     SystemBusy,
 )
@@ -333,14 +332,14 @@ def test_a_reset_that_a_held_pull_brings_ends_the_range_with_its_target() -> Non
     assert ended.failure.target == 1
 
 
-@pytest.mark.parametrize(("fails", "kind"), [(False, TailLost), (True, LogTailLost)])
-def test_a_log_that_lost_its_tail_ends_the_range(fails: bool, kind: type[RocketMQError]) -> None:
-    """F4"""
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_log_that_lost_its_tail_ends_the_range(fails: bool) -> None:
+    """F4, L3: also with failOnDataLoss, because the broker may have restarted, and not have its role yet."""
     pulls = Pulls(wanted(8, fail_on_data_loss=fails))
     pulls.answer(pulls.ask()[0], PullResult(PullStatus.OFFSET_ILLEGAL, 5, 0, 5))
 
     (ended,) = pulls.window.take()
-    assert isinstance(ended.failure, kind)
+    assert isinstance(ended.failure, TailLost)
 
 
 @pytest.mark.parametrize("fails", [False, True])
