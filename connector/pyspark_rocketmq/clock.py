@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from concurrent.futures import Future, wait
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import Any, Final, Protocol
 
 _SHORTEST_SLEEP_S: Final = 1.0
 _LONGEST_WAIT_S: Final = 1.0
@@ -70,6 +71,11 @@ def waits(seconds: float) -> Iterator[float]:
     yield min(max(0.0, seconds), _LONGEST_WAIT_S)
     while (seconds := seconds - _LONGEST_WAIT_S) > 0:
         yield min(seconds, _LONGEST_WAIT_S)
+
+
+def is_done_within(answer: Future[Any], seconds: float) -> bool:
+    """Wait for ``answer``, in :func:`waits`; return whether it has come, as a result or an error."""
+    return any(wait([answer], timeout_s).done for timeout_s in waits(seconds))
 
 
 class SleepWatch:

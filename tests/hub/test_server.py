@@ -13,11 +13,12 @@ from dataclasses import replace
 
 import pytest
 
+from pyspark_rocketmq import clock
 from pyspark_rocketmq.clock import SystemClock
 from pyspark_rocketmq.consume.cuts import Place
 from pyspark_rocketmq.consume.part import Part
 from pyspark_rocketmq.errors import ConnectFailed, RocketMQError
-from pyspark_rocketmq.hub import connections, server, task_end
+from pyspark_rocketmq.hub import connections, task_end
 from pyspark_rocketmq.hub.connections import HubClient
 from pyspark_rocketmq.hub.messages import (
     JsonObject,
@@ -303,7 +304,7 @@ def after(happened: threading.Event) -> Callable[[HubState], list[Action]]:
 def test_a_question_outlasts_a_pause_of_the_process(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
     """H4: after a pause the time of a wait is over before the hub's thread has run again."""
     paused = threading.Event()
-    monkeypatch.setattr(server, "waits", lambda _: iter([0.0, 0.0, PATIENCE_S]))
+    monkeypatch.setattr(clock, "waits", lambda _: iter([0.0, 0.0, PATIENCE_S]))
     driver.hub.report(after(paused))
     threading.Timer(0.05, paused.set).start()
 
@@ -315,7 +316,7 @@ def test_a_question_that_is_never_answered_names_what_does_not_answer(
 ) -> None:
     """H4"""
     answers = threading.Event()
-    monkeypatch.setattr(server, "waits", lambda _: iter([0.0]))
+    monkeypatch.setattr(clock, "waits", lambda _: iter([0.0]))
     driver.hub.report(after(answers))
 
     with pytest.raises(RocketMQError, match="connections of planner and tasks has not answered"):

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Collection, Mapping, Sequence
-from concurrent.futures import Future, wait
+from concurrent.futures import Future
 from typing import Final, Protocol, assert_never
 
-from pyspark_rocketmq.clock import Clock, waits
+from pyspark_rocketmq.clock import Clock, is_done_within
 from pyspark_rocketmq.consume.recent_offsets import PassedOffset
 from pyspark_rocketmq.display import masking_logger
 from pyspark_rocketmq.errors import TransportError
@@ -169,7 +169,7 @@ class PlannerControl:
         answer: Future[Mapping[str, str]] = Future()
         self._storage_answer = answer
         client.send(StorageWanted())
-        if any(wait([answer], timeout_s).done for timeout_s in waits(_STORAGE_ANSWER_S)):
+        if is_done_within(answer, _STORAGE_ANSWER_S):
             return answer.result()
         logger.warning("the driver has sent no renewed storage options of the offset store in time")
         return None
@@ -190,7 +190,7 @@ class PlannerControl:
         answer: Future[Mapping[MessageQueue, Sequence[PassedOffset]]] = Future()
         self._arrivals_answer = self._arrivals_asked, answer
         client.send(ArrivalsWanted(self._arrivals_asked, frozenset(queues)))
-        if any(wait([answer], timeout_s).done for timeout_s in waits(_ARRIVALS_ANSWER_S)):
+        if is_done_within(answer, _ARRIVALS_ANSWER_S):
             return answer.result()
         logger.warning("the driver has not answered in time which offsets have arrived at the brokers")
         return {}

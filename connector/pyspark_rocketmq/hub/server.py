@@ -9,10 +9,10 @@ import logging
 import socket
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import Future, wait
+from concurrent.futures import Future
 from typing import Final, TypeVar, assert_never
 
-from pyspark_rocketmq.clock import Clock, waits
+from pyspark_rocketmq.clock import Clock, is_done_within
 from pyspark_rocketmq.consume.recent_offsets import AgedOffset
 from pyspark_rocketmq.errors import RocketMQError
 from pyspark_rocketmq.hub.connections import Connection, ConnectionLoop
@@ -172,7 +172,7 @@ class HubServer(ConnectionLoop):
                 answer.set_exception(error)
 
         self._call(ask)
-        if any(wait([answer], timeout_s).done for timeout_s in waits(_ANSWER_S)):
+        if is_done_within(answer, _ANSWER_S):
             return answer.result()
         raise RocketMQError(
             f"The thread for the connections of planner and tasks has not answered for {_ANSWER_S:g} s. Look "
