@@ -445,7 +445,7 @@ class RangeReader:
         queue, address = partition.planned.queue, partition.address
         found: Found | None
         try:
-            found = self._found_at(newest.queue_offset)
+            found = self._newest_now(newest.queue_offset)
         except RocketMQError as error:
             if self._replica_id is None:
                 logger.info("not known whether the queue still has the planned log %s: %s", queue, error)
@@ -466,21 +466,28 @@ class RangeReader:
             raise loss
         logger.warning("rows may be of two logs: %s", loss)
 
-    def _found_at(self, offset: int) -> Found:
+    def _newest_now(self, offset: int) -> Found:
         """Return what the broker has at ``offset``, which is the offset of the planned log's last message.
 
-        The window has usually pulled this message. If that pull brought no answer, the broker is asked here,
-        and asked again for ten seconds at most.
+        The window has usually pulled this message. If that pull brought no answer, the broker is asked here.
 
         Raises:
             RocketMQError: If the broker does not answer, or refuses.
         """
-        partition, answer = self.partition, self._window.newest_answer
-        queue = partition.planned.queue
+        answer = self._window.newest_answer
         if answer is not None:
-            return found_in(answer, queue, offset)
+            return found_in(answer, self.partition.planned.queue, offset)
+        return self._found_at(offset, self.partition.address)
+
+    def _found_at(self, offset: int, address: BrokerAddress) -> Found:
+        """Ask a broker what it has at ``offset``; try again for ten seconds at most.
+
+        Raises:
+            RocketMQError: If the broker does not answer, or refuses.
+        """
+        partition = self.partition
         brokers, group = brokers_of(partition), partition.settings.consumer_group
-        return self._patiently(lambda: found_at(brokers, group, queue, offset, partition.address))
+        return self._patiently(lambda: found_at(brokers, group, partition.planned.queue, offset, address))
 
     def _found_at_replica(self, offset: int, address: BrokerAddress, error: RocketMQError) -> Found | None:
         """Return what a replica has at ``offset``, while its master does not answer (``error``).
@@ -488,10 +495,9 @@ class RangeReader:
         If it does not show a message there, log a warning and return None: the replica may lag, and so does
         not prove another log.
         """
-        partition = self.partition
-        brokers, group, planned = brokers_of(partition), partition.settings.consumer_group, partition.planned
+        planned = self.partition.planned
         try:
-            found = self._patiently(lambda: found_at(brokers, group, planned.queue, offset, address))
+            found = self._found_at(offset, address)
         except RocketMQError as at_replica:
             shown = str(at_replica)
         else:
@@ -664,14 +670,9 @@ class RangeReader:
         return found.message in {None, consumed}
 
     def _look_at(self, offset: int) -> Found:
-        partition = self.partition
-        brokers, group, queue = (
-            brokers_of(partition),
-            partition.settings.consumer_group,
-            partition.planned.queue,
-        )
-        found = self._patiently(lambda: found_at(brokers, group, queue, offset, partition.address))
+        found = self._found_at(offset, self.partition.address)
         if found.reset_to is not None:
+            queue = self.partition.planned.queue
             raise QueueReset(f"{queue}: an operator has reset the group's offset.", found.reset_to)
         return found
 
