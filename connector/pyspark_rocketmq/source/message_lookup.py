@@ -210,23 +210,18 @@ class MessageLookup:
             **self.without_master(early, snapshot.addresses, is_to_be_listed=True),
         }
         # The snapshot may be from the time before the broker had its role.
-        for queue in early:
-            if queue not in troubles:
-                regrown = self._regrown(queue, positions[queue], snapshot.addresses[queue.broker_name])
-                troubles |= {} if regrown is None else {queue: regrown}
-        return troubles
-
-    def _regrown(self, queue: MessageQueue, position: int, address: BrokerAddress) -> RocketMQError | None:
-        """Return the error of a queue that must wait; None if it still ends before ``position``."""
-        try:
-            end = self.end_now(queue, address)
-        except RocketMQError as error:
-            return error
-        if end < position:
-            return None
-        return BrokerOffsetUnavailable(
-            f"{queue}: its broker has offsets up to {end} again. The queue waits for the next plan."
+        ends = outcomes_at_queues(
+            [queue for queue in early if queue not in troubles],
+            lambda queue: self.end_now(queue, snapshot.addresses[queue.broker_name]),
         )
+        for queue, end in ends.items():
+            if isinstance(end, RocketMQError):
+                troubles[queue] = end
+            elif end >= positions[queue]:
+                troubles[queue] = BrokerOffsetUnavailable(
+                    f"{queue}: its broker has offsets up to {end} again. The queue waits for the next plan."
+                )
+        return troubles
 
     def require_master(self, queue: MessageQueue, addresses: Mapping[str, BrokerAddress]) -> None:
         """Raise an error if the queue's broker is no master now, or is not listed as one by name servers.
