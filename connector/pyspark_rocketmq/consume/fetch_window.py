@@ -717,15 +717,14 @@ class RangeWindow:
         is_ahead = result.next_begin_offset > asked
         first = max(result.min_offset, result.next_begin_offset) if is_ahead else result.min_offset
         available = f"{first} (inclusive) to {result.max_offset} (exclusive)"
-        if self._settings.is_group_read and not is_ahead and asked > result.max_offset:
+        fails, is_beyond = self._settings.fail_on_data_loss, asked > result.max_offset
+        if self._settings.is_group_read and not is_ahead and (is_beyond or not fails):
             self.lost(task, self._tail_lost(available), now_s)
-        elif self._settings.fail_on_data_loss:
+        elif fails:
             kind = MessagesExpired if asked < first else LogTailLost
             self.lost(task, kind(f"{planned.queue} at {address}", asked, available), now_s)
         elif is_ahead:
             self._skip(task, min(result.next_begin_offset, planned.end), available)
-        elif self._settings.is_group_read:
-            self.lost(task, self._tail_lost(available), now_s)
         else:
             # The log lost its tail, and the rest of the range with it.
             self._skip(task, planned.end, available)
