@@ -198,7 +198,7 @@ def sell(sim: SimCluster, count: int) -> None:
 
 
 def ends(sim: SimCluster) -> tuple[int, int]:
-    """Of the namesake and of the other queue."""
+    """Return the ends of the namesake and of the other queue."""
     return sim.bounds(COPIES).max_offset, sim.bounds(ELSEWHERE).max_offset
 
 

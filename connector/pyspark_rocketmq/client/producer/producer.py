@@ -442,8 +442,8 @@ class Producer(Closing):
             route = self._expected_route(topic, missing, deadline)
         queues = route.publish_queues(topic)
         if not queues:
-            # As in Java, the next call asks for the route again, however young this one is. All name servers
-            # are asked: one of them may lack the masters.
+            # Java's producer also asks for the route again at the next call, however young this one is. All
+            # name servers are asked: one of them may lack the masters.
             self._name_servers.invalidate(topic, is_doubted=True)
             raise NoWritableQueue(topic)
         return route, queues
@@ -463,8 +463,8 @@ class Producer(Closing):
         if not route.publish_queues(topic):
             self._name_servers.invalidate(AUTO_CREATE_TOPIC, is_doubted=True)
             raise NoWritableQueue(topic) from missing
-        # As in Java, use this route until it expires; otherwise keys would move as soon as the first broker
-        # has created its queues.
+        # Java's producer also uses this route until it expires. Otherwise keys would move as soon as the
+        # first broker has created its queues.
         self._name_servers.expect(topic, route)
         return route
 
